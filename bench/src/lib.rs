@@ -1,0 +1,2 @@
+//! Stand-in kube-apiserver and load tests.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Load tests.
+fn main() {}

@@ -1,0 +1,2 @@
+//! What the eBPF program and user space share.
+#![no_std]

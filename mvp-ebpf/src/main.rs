@@ -1,0 +1,2 @@
+//! The steering program.
+fn main() {}

@@ -1,0 +1,2 @@
+//! Builds the eBPF program.
+fn main() {}

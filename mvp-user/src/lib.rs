@@ -1,0 +1,2 @@
+//! The node proxy.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Conducts.
+fn main() {}
