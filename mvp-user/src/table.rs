@@ -1,0 +1,296 @@
+//! The routing table: what each kube-apiserver serves, who the servers are, and how they are.
+//!
+//! One `DashMap<ServerId, Arc<Catalogue>>` of immutable catalogues: a catalogue is published whole, so a reader sees
+//! one server's knowledge atomically, and no guard outlives its lookup. Membership and health are read by `route`
+//! for every request and written by `peers` and `health`. No IO here.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
+};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use dashmap::DashMap;
+use hashbrown::HashMap;
+use tokio::{sync::watch, time::Instant};
+
+use crate::api::{GroupVersion, GvRef, Gvr, GvrRef, ServerId, Verb, Verbs};
+
+/// How a server is, as traffic and probes see it (design 5.4).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Health {
+    /// `/readyz` is 200 over verified TLS.
+    Up,
+    /// It connects but is not ready yet.
+    Starting,
+    /// It says that it is shutting down, or sent GOAWAY while `/readyz` is red.
+    Draining,
+    /// Refused, reset, or silent.
+    Down,
+}
+
+/// Whether a server authenticates what mvp forwards (design 4.3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Proof {
+    /// Never proven in this run.
+    Unproven,
+    /// The last decided probe was echoed.
+    Proven,
+    /// A probe was refused: withdrawn.
+    Refused,
+}
+
+/// Whether a server is expected to be there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Membership {
+    /// Listed by the endpoints of `default/kubernetes`, or a static peer, or local.
+    Listed,
+    /// Its endpoint has left: no requests, but its catalogue is kept for the grace period.
+    Departed,
+}
+
+/// What is known about one kube-apiserver beside its catalogue. Shared; the fields change under readers.
+#[derive(Debug)]
+pub struct Server {
+    /// Who it is.
+    pub id: ServerId,
+    /// Where it is reached.
+    pub address: SocketAddr,
+    /// Name for display, from its identity Lease.
+    pub name: ArcSwapOption<String>,
+    health: AtomicU8,
+    proof: AtomicU8,
+    membership: AtomicU8,
+}
+
+/// One resource of one server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Verbs of the resource itself; empty if only subresources are known.
+    pub verbs: Verbs,
+    /// Verbs by subresource name.
+    pub subresources: HashMap<Box<str>, Verbs>,
+}
+
+/// How much a catalogue can be believed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Freshness {
+    /// Read whole from the server in this run, and the last try succeeded.
+    Fresh,
+    /// Kept from before a failed try, or read from the state file.
+    Stale,
+}
+
+/// What one server serves: immutable, published whole.
+#[derive(Debug)]
+pub struct Catalogue {
+    /// Each resource with its verbs and subresources.
+    pub resources: HashMap<Gvr, Served>,
+    /// Every group-version it lists, also those without resources.
+    pub group_versions: hashbrown::HashSet<GroupVersion>,
+    /// The documents from which it was made, for completing discovery.
+    pub documents: Arc<Documents>,
+    /// Kubernetes version (`gitVersion` of /version), for display.
+    pub version: Arc<str>,
+    /// Whether it is believed to be current.
+    pub freshness: Freshness,
+    /// When the last complete read began (monotonic); a stale one from the state file has the time of loading.
+    pub read_at: Instant,
+    /// Grows with every publication of this server that changed anything but times; inputs of caches are told apart by it.
+    pub generation: u64,
+}
+
+/// A server's own aggregated discovery, as it gave it (`profile=nopeer`).
+#[derive(Debug, Default)]
+pub struct Documents {
+    /// Groups of `/api` (the core group), aggregated discovery v2.
+    pub core: crate::api::discovery::GroupList,
+    /// Groups of `/apis`, aggregated discovery v2.
+    pub groups: crate::api::discovery::GroupList,
+}
+
+/// The servers in a fixed order: local first, then peers by address.
+#[derive(Debug)]
+pub struct Members {
+    /// The node's own server.
+    pub local: Arc<Server>,
+    /// Listed and departed peers, by address.
+    pub peers: Box<[Arc<Server>]>,
+}
+
+/// The routing table. One per process; every thread reads it.
+#[derive(Debug)]
+pub struct Table {
+    catalogues: DashMap<ServerId, Arc<Catalogue>>,
+    members: ArcSwap<Members>,
+    /// Group-versions owned by CRDs or aggregated APIServices, with resources deleted lately: the local view decides.
+    pub shared: ArcSwap<SharedGroups>,
+    ready: AtomicBool,
+    /// Woken at every change of a catalogue, of membership or of health.
+    pub changed: watch::Sender<u64>,
+}
+
+/// Group-versions that all servers share through etcd (CRDs, aggregated APIServices), by design 5.3.
+#[derive(Debug, Default)]
+pub struct SharedGroups {
+    /// Group-versions owned by CRDs or by aggregated APIServices, now.
+    pub owned: hashbrown::HashSet<GroupVersion>,
+    /// Resources and whole group-versions that a peer may still list although they were deleted, until the grace ends.
+    pub deleted: HashMap<GroupVersion, Vec<(Option<Box<str>>, Instant)>>,
+}
+
+impl Server {
+    /// A server that nothing is known about: down and unproven, so that nothing is sent to it before it was seen.
+    pub fn new(id: ServerId, address: SocketAddr) -> Self {
+        Self {
+            id,
+            address,
+            name: ArcSwapOption::empty(),
+            health: AtomicU8::new(Health::Down as u8),
+            proof: AtomicU8::new(Proof::Unproven as u8),
+            membership: AtomicU8::new(Membership::Listed as u8),
+        }
+    }
+
+    /// How it is.
+    pub fn health(&self) -> Health {
+        match self.health.load(Ordering::Acquire) {
+            0 => Health::Up,
+            1 => Health::Starting,
+            2 => Health::Draining,
+            _ => Health::Down,
+        }
+    }
+
+    /// Whether it authenticates what mvp forwards.
+    pub fn proof(&self) -> Proof {
+        match self.proof.load(Ordering::Acquire) {
+            1 => Proof::Proven,
+            2 => Proof::Refused,
+            _ => Proof::Unproven,
+        }
+    }
+
+    /// Whether it is expected to be there.
+    pub fn membership(&self) -> Membership {
+        if self.membership.load(Ordering::Acquire) == 0 {
+            Membership::Listed
+        } else {
+            Membership::Departed
+        }
+    }
+
+    /// Records how it is; returns the state before.
+    pub fn set_health(&self, health: Health) -> Health {
+        let before = self.health();
+        self.health.store(health as u8, Ordering::Release);
+        before
+    }
+
+    /// Records the proof; returns the one before.
+    pub fn set_proof(&self, proof: Proof) -> Proof {
+        let before = self.proof();
+        self.proof.store(proof as u8, Ordering::Release);
+        before
+    }
+
+    /// Records its membership.
+    pub fn set_membership(&self, membership: Membership) {
+        self.membership.store(membership as u8, Ordering::Release);
+    }
+}
+
+impl Catalogue {
+    /// Whether the server serves `verb` on the resource (or on its subresource, if one is asked for).
+    pub fn serves(&self, resource: GvrRef<'_>, subresource: Option<&str>, verb: Verb) -> bool {
+        let Some(served) = self.resources.get(&resource) else {
+            return false;
+        };
+        match subresource {
+            None => served.verbs.allow(verb),
+            Some(name) => served
+                .subresources
+                .get(name)
+                .is_some_and(|verbs| verbs.allow(verb)),
+        }
+    }
+
+    /// Whether it lists the group-version.
+    pub fn lists(&self, group_version: GvRef<'_>) -> bool {
+        self.group_versions.contains(&group_version)
+    }
+}
+
+impl Table {
+    /// A table that knows only where local is.
+    pub fn new(local: Arc<Server>) -> Self {
+        Self {
+            catalogues: DashMap::new(),
+            members: ArcSwap::from_pointee(Members {
+                local,
+                peers: Box::default(),
+            }),
+            shared: ArcSwap::default(),
+            ready: AtomicBool::new(false),
+            changed: watch::Sender::new(0),
+        }
+    }
+
+    /// The catalogue of one server. The map's guard is released before this returns.
+    pub fn catalogue(&self, id: ServerId) -> Option<Arc<Catalogue>> {
+        self.catalogues
+            .get(&id)
+            .map(|entry| Arc::clone(entry.value()))
+    }
+
+    /// Publishes a catalogue whole; readers see the old one or the new one.
+    pub fn publish(&self, id: ServerId, catalogue: Arc<Catalogue>) {
+        self.catalogues.insert(id, catalogue);
+        self.touch();
+    }
+
+    /// Forgets a server's catalogue.
+    pub fn forget(&self, id: ServerId) {
+        self.catalogues.remove(&id);
+        self.touch();
+    }
+
+    /// The servers. Cheap: one atomic load, no lock.
+    pub fn members(&self) -> arc_swap::Guard<Arc<Members>> {
+        self.members.load()
+    }
+
+    /// Replaces the peers; sorts them by address, so that every order derived from it is fixed.
+    pub fn set_peers(&self, mut peers: Vec<Arc<Server>>) {
+        peers.sort_by_key(|server| server.id);
+        let local = Arc::clone(&self.members.load().local);
+        self.members.store(Arc::new(Members {
+            local,
+            peers: peers.into(),
+        }));
+        self.touch();
+    }
+
+    /// Whether the peers were learnt (design 5.3, *Ready*).
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    /// Records whether the peers were learnt.
+    pub fn set_ready(&self, ready: bool) {
+        self.ready.store(ready, Ordering::Release);
+        self.touch();
+    }
+
+    /// Wakes those who wait for a change.
+    pub fn touch(&self) {
+        self.changed
+            .send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
