@@ -1,0 +1,94 @@
+//! Safe words over what the kernel hands to the program: the look-up context, map values, the
+//! clock. Every `unsafe` of the program is in this file. Not here: any decision.
+#![expect(
+    unsafe_code,
+    reason = "the kernel's context and map values are raw pointers"
+)]
+
+use aya_ebpf::{
+    bindings::bpf_sk_lookup,
+    helpers::bpf_ktime_get_ns,
+    maps::{HashMap, LruHashMap, PerCpuArray},
+    programs::SkLookupContext,
+};
+use mvp_ebpf::{AF_INET, Outcome, SteerKey};
+
+/// The new connection as the kernel describes it
+/// (`struct bpf_sk_lookup`, <https://docs.kernel.org/bpf/prog_sk_lookup.html>).
+pub(crate) struct Connection {
+    /// Where it wants to go.
+    pub(crate) local: SteerKey,
+    /// Where it comes from.
+    pub(crate) remote: SteerKey,
+}
+
+const IPPROTO_TCP: u32 = 6;
+
+impl Connection {
+    /// Reads the context; `None` when it is not TCP.
+    ///
+    /// `local_port` is in host order, `remote_port` and the addresses are in network order.
+    /// `ingress_ifindex` is not read: kernels before 5.17 reject a program that does.
+    #[inline(always)]
+    pub(crate) fn read(ctx: &SkLookupContext) -> Option<Self> {
+        // SAFETY: the kernel passes a valid context that lives as long as the program runs.
+        let lookup: &bpf_sk_lookup = unsafe { &*ctx.lookup };
+        if lookup.protocol != IPPROTO_TCP {
+            return None;
+        }
+        // The verifier wants each field read at its own offset, so no copy of whole structures.
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "families and ports have 16 bits"
+        )]
+        let (family, port) = (lookup.family as u16, lookup.local_port as u16);
+        let (local, remote) = if family == AF_INET {
+            ([lookup.local_ip4, 0, 0, 0], [lookup.remote_ip4, 0, 0, 0])
+        } else {
+            (lookup.local_ip6, lookup.remote_ip6)
+        };
+        Some(Self {
+            local: SteerKey {
+                family,
+                port,
+                addr: local,
+            },
+            remote: SteerKey {
+                family,
+                port: u16::from_be(lookup.remote_port),
+                addr: remote,
+            },
+        })
+    }
+}
+
+/// The verdict of a key.
+#[inline(always)]
+pub(crate) fn verdict(keys: &HashMap<SteerKey, u32>, key: &SteerKey) -> Option<u32> {
+    // SAFETY: values are single words, which user space replaces but never rewrites in part.
+    unsafe { keys.get(key) }.copied()
+}
+
+/// Whether user space announced this remote end.
+#[inline(always)]
+pub(crate) fn announced(tuples: &LruHashMap<SteerKey, u32>, remote: &SteerKey) -> bool {
+    // SAFETY: only the presence of the value is looked at.
+    unsafe { tuples.get(remote) }.is_some()
+}
+
+/// Adds one to the counter of an outcome.
+#[inline(always)]
+pub(crate) fn count(counters: &PerCpuArray<u64>, outcome: Outcome) {
+    if let Some(counter) = counters.get_ptr_mut(outcome as u32) {
+        // SAFETY: the value is this CPU's own, and the program is not preempted by itself: one
+        // CPU runs one socket look-up at a time (softirq context).
+        unsafe { *counter = (*counter).wrapping_add(1) };
+    }
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC`, the clock that user space writes into its heartbeat slots.
+#[inline(always)]
+pub(crate) fn now() -> u64 {
+    // SAFETY: the helper has no preconditions.
+    unsafe { bpf_ktime_get_ns() }
+}
