@@ -13,6 +13,10 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
 
+pub use self::streamed::{Open, Streamed};
+
+mod streamed;
+
 /// Errors of a body are only ever passed on: whoever reads it sees a truncated stream.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -26,6 +30,8 @@ pub enum Body {
     Full(Full<Bytes>),
     /// Frames straight from a connection; the hot path, so it is not boxed.
     Incoming(Incoming),
+    /// Frames straight from an HTTP/2 stream of an upstream connection; the hot path too.
+    Streamed(Streamed),
     /// Anything else: replayed, counted, limited or test bodies.
     Boxed(UnsyncBoxBody<Bytes, BodyError>),
 }
@@ -68,6 +74,7 @@ impl HttpBody for Body {
                 None => Poll::Ready(None),
             },
             Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Self::Streamed(body) => Pin::new(body).poll_frame(cx),
             Self::Boxed(body) => Pin::new(body).poll_frame(cx),
         }
     }
@@ -77,6 +84,7 @@ impl HttpBody for Body {
             Self::Empty => true,
             Self::Full(body) => body.is_end_stream(),
             Self::Incoming(body) => body.is_end_stream(),
+            Self::Streamed(body) => body.is_end_stream(),
             Self::Boxed(body) => body.is_end_stream(),
         }
     }
@@ -86,6 +94,7 @@ impl HttpBody for Body {
             Self::Empty => SizeHint::with_exact(0),
             Self::Full(body) => body.size_hint(),
             Self::Incoming(body) => body.size_hint(),
+            Self::Streamed(body) => body.size_hint(),
             Self::Boxed(body) => body.size_hint(),
         }
     }

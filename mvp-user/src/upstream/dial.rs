@@ -1,0 +1,201 @@
+//! Opens connections: raw or verified TLS, to local from an address that steering exempts, to a peer from any.
+//!
+//! Not for keeping connections or for what is said over them.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use rustls_pki_types::ServerName;
+use socket2::{Domain, Protocol as IpProtocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    time::timeout,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use crate::{
+    api::ServerId,
+    config::Config,
+    table::Server,
+    tls::{Presenting, Protocol, Tls},
+};
+
+/// How long a TCP connection may take to be established (design 7).
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a TLS handshake may take (design 7).
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long sent bytes may stay unacknowledged (`TCP_USER_TIMEOUT`, design 7).
+pub const USER_TIMEOUT: Duration = Duration::from_secs(10);
+/// When the kernel begins to probe an idle connection; Go's default is the same.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// A verified TLS connection to an API server.
+pub type Stream = TlsStream<TcpStream>;
+
+/// Lets one exact connection pass steering, for locals that cannot be reached from the exempt IPv4 source (design 2).
+///
+/// Given by `steer`; the direct mode has none and needs none.
+pub trait Exempt: Send + Sync {
+    /// Called between `bind()` and `connect()`: connections from `source` to `destination` are not steered from now on.
+    fn exempt(&self, source: SocketAddr, destination: SocketAddr) -> io::Result<()>;
+}
+
+/// Why no connection came about. Nothing of a request was sent, so every one of these leaves it unprocessed.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// No socket, no address to bind to, or no exemption.
+    #[error("cannot prepare a connection to {address}: {source}")]
+    Prepare {
+        /// Where to.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Refused, unreachable or reset.
+    #[error("cannot connect to {address}: {source}")]
+    Connect {
+        /// Where to.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// No answer to SYN within [`CONNECT_TIMEOUT`].
+    #[error("no connection to {0} within 1 s")]
+    ConnectTimeout(SocketAddr),
+    /// The handshake failed: wrong certificate, wrong protocol, closed.
+    #[error("TLS handshake with {address} failed: {source}")]
+    Handshake {
+        /// Where to.
+        address: SocketAddr,
+        /// What rustls or the kernel said.
+        source: io::Error,
+    },
+    /// The handshake took longer than [`HANDSHAKE_TIMEOUT`].
+    #[error("TLS handshake with {0} not finished within 3 s")]
+    HandshakeTimeout(SocketAddr),
+}
+
+impl DialError {
+    /// Whether the server's port did not answer at all, as opposed to its TLS being wrong or slow.
+    pub const fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Connect { .. } | Self::ConnectTimeout(_))
+    }
+}
+
+/// Opens connections to API servers. One per process.
+pub struct Dialer {
+    tls: Arc<Tls>,
+    name: ServerName<'static>,
+    exempt_source: Ipv4Addr,
+    exempt: Option<Arc<dyn Exempt>>,
+}
+
+impl std::fmt::Debug for Dialer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Dialer")
+            .field("name", &self.name)
+            .field("exempt_source", &self.exempt_source)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Dialer {
+    /// A dialer that verifies servers for `--peer-server-name`; `exempt` is needed only where local has no IPv4 address.
+    pub fn new(
+        config: &Config,
+        tls: Arc<Tls>,
+        exempt: Option<Arc<dyn Exempt>>,
+    ) -> Result<Self, rustls_pki_types::InvalidDnsNameError> {
+        Ok(Self {
+            tls,
+            name: ServerName::try_from(config.tls.peer_server_name.clone())?,
+            exempt_source: config.exempt_source,
+            exempt,
+        })
+    }
+
+    /// The certificates and keys in use.
+    pub fn tls(&self) -> &Arc<Tls> {
+        &self.tls
+    }
+
+    /// A plain TCP connection; to local it comes from the exempt source.
+    pub async fn raw(&self, server: &Server) -> Result<TcpStream, DialError> {
+        let address = server.address;
+        let socket = self
+            .prepare(server)
+            .map_err(|source| DialError::Prepare { address, source })?;
+        match timeout(CONNECT_TIMEOUT, socket.connect(address)).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(source)) => Err(DialError::Connect { address, source }),
+            Err(_elapsed) => Err(DialError::ConnectTimeout(address)),
+        }
+    }
+
+    /// A TLS connection whose server certificate was verified against the peer CA.
+    pub async fn tls_stream(
+        &self,
+        server: &Server,
+        presenting: Presenting,
+        protocol: Protocol,
+    ) -> Result<Stream, DialError> {
+        let address = server.address;
+        let config = self.tls.current().client(presenting, protocol);
+        let stream = self.raw(server).await?;
+        let connecting = TlsConnector::from(config).connect(self.name.clone(), stream);
+        match timeout(HANDSHAKE_TIMEOUT, connecting).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(source)) => Err(DialError::Handshake { address, source }),
+            Err(_elapsed) => Err(DialError::HandshakeTimeout(address)),
+        }
+    }
+
+    fn prepare(&self, server: &Server) -> io::Result<TcpSocket> {
+        let socket = Socket::new(
+            Domain::for_address(server.address),
+            Type::STREAM.nonblocking().cloexec(),
+            Some(IpProtocol::TCP),
+        )?;
+        tune(&SockRef::from(&socket))?;
+        if server.id == ServerId::Local {
+            self.bind_to_local(&socket, server.address)?;
+        }
+        Ok(TcpSocket::from_std_stream(socket.into()))
+    }
+
+    fn bind_to_local(&self, socket: &Socket, destination: SocketAddr) -> io::Result<()> {
+        match destination.ip() {
+            IpAddr::V4(_) => {
+                // The port is chosen at connect(), where only the whole four-tuple must be unique: no bound of 28,000.
+                socket.set_bind_address_no_port(true)?;
+                socket.bind(&SockAddr::from(SocketAddr::from((self.exempt_source, 0))))
+            }
+            IpAddr::V6(address) => {
+                let Some(exempt) = &self.exempt else {
+                    return Ok(());
+                };
+                // An address of this node reaches itself; the port must be known before connect() sends the SYN.
+                socket.bind(&SockAddr::from(SocketAddr::from((address, 0))))?;
+                let source = socket.local_addr()?.as_socket().ok_or_else(|| {
+                    io::Error::other("the kernel gave a bound socket no address")
+                })?;
+                exempt.exempt(source, destination)
+            }
+        }
+    }
+}
+
+/// Options of every connection that carries traffic, on either side: small writes go out at once, dead ends are noticed.
+pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(KEEPALIVE)
+            .with_interval(KEEPALIVE),
+    )
+}
