@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rustls_pki_types::ServerName;
+use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol as IpProtocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{
     net::{TcpSocket, TcpStream},
@@ -19,7 +19,6 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::{
     api::ServerId,
-    config::Config,
     table::Server,
     tls::{Presenting, Protocol, Tls},
 };
@@ -89,7 +88,6 @@ impl DialError {
 /// Opens connections to API servers. One per process.
 pub struct Dialer {
     tls: Arc<Tls>,
-    name: ServerName<'static>,
     exempt_source: Ipv4Addr,
     exempt: Option<Arc<dyn Exempt>>,
 }
@@ -97,29 +95,27 @@ pub struct Dialer {
 impl std::fmt::Debug for Dialer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Dialer")
-            .field("name", &self.name)
             .field("exempt_source", &self.exempt_source)
             .finish_non_exhaustive()
     }
 }
 
 impl Dialer {
-    /// A dialer that verifies servers for `--peer-server-name`; `exempt` is needed only where local has no IPv4 address.
-    pub fn new(
-        config: &Config,
+    /// A dialer; `exempt` is needed only where local has no IPv4 address.
+    pub const fn new(
+        exempt_source: Ipv4Addr,
         tls: Arc<Tls>,
         exempt: Option<Arc<dyn Exempt>>,
-    ) -> Result<Self, rustls_pki_types::InvalidDnsNameError> {
-        Ok(Self {
+    ) -> Self {
+        Self {
             tls,
-            name: ServerName::try_from(config.tls.peer_server_name.clone())?,
-            exempt_source: config.exempt_source,
+            exempt_source,
             exempt,
-        })
+        }
     }
 
     /// The certificates and keys in use.
-    pub fn tls(&self) -> &Arc<Tls> {
+    pub const fn material(&self) -> &Arc<Tls> {
         &self.tls
     }
 
@@ -137,16 +133,17 @@ impl Dialer {
     }
 
     /// A TLS connection whose server certificate was verified against the peer CA.
-    pub async fn tls_stream(
+    pub async fn tls(
         &self,
         server: &Server,
         presenting: Presenting,
         protocol: Protocol,
     ) -> Result<Stream, DialError> {
         let address = server.address;
-        let config = self.tls.current().client(presenting, protocol);
+        let material = self.tls.current();
         let stream = self.raw(server).await?;
-        let connecting = TlsConnector::from(config).connect(self.name.clone(), stream);
+        let connecting = TlsConnector::from(material.client(presenting, protocol))
+            .connect(material.server_name().clone(), stream);
         match timeout(HANDSHAKE_TIMEOUT, connecting).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(source)) => Err(DialError::Handshake { address, source }),
@@ -171,7 +168,7 @@ impl Dialer {
         match destination.ip() {
             IpAddr::V4(_) => {
                 // The port is chosen at connect(), where only the whole four-tuple must be unique: no bound of 28,000.
-                socket.set_bind_address_no_port(true)?;
+                setsockopt(socket, sockopt::IpBindAddressNoPort, &true)?;
                 socket.bind(&SockAddr::from(SocketAddr::from((self.exempt_source, 0))))
             }
             IpAddr::V6(address) => {
