@@ -5,6 +5,7 @@
 //! for every request and written by `peers` and `health`. No IO here.
 
 use std::{
+    hash::{Hash as _, Hasher as _},
     net::SocketAddr,
     sync::{
         Arc,
@@ -14,7 +15,7 @@ use std::{
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use dashmap::DashMap;
-use hashbrown::HashMap;
+use hashbrown::{DefaultHashBuilder, HashMap};
 use tokio::{sync::watch, time::Instant};
 
 use crate::api::{GroupVersion, GvRef, Gvr, GvrRef, ServerId, Verb, Verbs};
@@ -64,6 +65,8 @@ pub struct Server {
     pub address: SocketAddr,
     /// Name for display, from its identity Lease.
     pub name: ArcSwapOption<String>,
+    /// Fixed by the address: peers are ranked with it, alike in every run and on every node.
+    pub(crate) rank: u64,
     health: AtomicU8,
     proof: AtomicU8,
     membership: AtomicU8,
@@ -127,7 +130,7 @@ pub struct Members {
 /// The routing table. One per process; every thread reads it.
 #[derive(Debug)]
 pub struct Table {
-    catalogues: DashMap<ServerId, Arc<Catalogue>>,
+    catalogues: DashMap<ServerId, Arc<Catalogue>, DefaultHashBuilder>,
     members: ArcSwap<Members>,
     /// Group-versions owned by CRDs or aggregated APIServices, with resources deleted lately: the local view decides.
     pub shared: ArcSwap<SharedGroups>,
@@ -152,6 +155,7 @@ impl Server {
             id,
             address,
             name: ArcSwapOption::empty(),
+            rank: rank(id),
             health: AtomicU8::new(Health::Down as u8),
             proof: AtomicU8::new(Proof::Unproven as u8),
             membership: AtomicU8::new(Membership::Listed as u8),
@@ -227,11 +231,42 @@ impl Catalogue {
     }
 }
 
+impl SharedGroups {
+    /// Whether a peer's word for the resource counts for nothing because its CRD or APIService was deleted lately. An
+    /// entry counts as long as it is there: `peers` takes it out when its time is over.
+    pub fn hides(&self, resource: GvrRef<'_>) -> bool {
+        !self.deleted.is_empty()
+            && self
+                .deleted
+                .get(&resource.group_version())
+                .is_some_and(|gone| {
+                    gone.iter().any(|(name, _)| {
+                        name.as_deref().is_none_or(|name| name == resource.resource)
+                    })
+                })
+    }
+
+    /// Whether the whole group-version was deleted lately.
+    pub fn hides_version(&self, group_version: GvRef<'_>) -> bool {
+        !self.deleted.is_empty()
+            && self
+                .deleted
+                .get(&group_version)
+                .is_some_and(|gone| gone.iter().any(|(name, _)| name.is_none()))
+    }
+}
+
+fn rank(id: ServerId) -> u64 {
+    let mut hasher = std::hash::DefaultHasher::new();
+    id.hash(&mut hasher);
+    hasher.finish()
+}
+
 impl Table {
     /// A table that knows only where local is.
     pub fn new(local: Arc<Server>) -> Self {
         Self {
-            catalogues: DashMap::new(),
+            catalogues: DashMap::default(),
             members: ArcSwap::from_pointee(Members {
                 local,
                 peers: Box::default(),
@@ -247,6 +282,11 @@ impl Table {
         self.catalogues
             .get(&id)
             .map(|entry| Arc::clone(entry.value()))
+    }
+
+    /// Looks something up in a server's catalogue without touching its reference count. The guard is held for `look` only.
+    pub(crate) fn look<T>(&self, id: ServerId, look: impl FnOnce(&Catalogue) -> T) -> Option<T> {
+        self.catalogues.get(&id).map(|entry| look(entry.value()))
     }
 
     /// Publishes a catalogue whole; readers see the old one or the new one.

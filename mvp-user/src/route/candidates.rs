@@ -1,0 +1,190 @@
+//! Which other servers could answer, and which of them is best: one lookup each.
+
+use std::{
+    hash::{Hash as _, Hasher},
+    sync::Arc,
+};
+
+use super::{Evidence, Outcome, SURE, Walk};
+use crate::{
+    api::{GvRef, GvrRef, ServerId, Verb},
+    table::{Catalogue, Freshness, Health, Membership, Proof, Server, SharedGroups, Table},
+};
+
+/// What a server must have to be able to answer.
+#[derive(Clone, Copy)]
+pub(super) enum Want<'a> {
+    /// A resource, or a subresource of it, with a verb.
+    Resource(GvrRef<'a>, Option<&'a str>, Verb),
+    /// Any version of a group.
+    Group(&'a str),
+    /// A group-version.
+    Version(GvRef<'a>),
+}
+
+/// Why nobody can be sent the request.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Need {
+    /// No catalogue has it.
+    Nobody,
+    /// Who serves it, and is up, does not accept forwarded identities.
+    Unproven,
+    /// Who serves it is down, departed, or was down when tried.
+    Unavailable,
+    /// The authority serves it and failed just now.
+    Failed,
+}
+
+/// All other servers, looked at once.
+pub(super) struct Survey<'a> {
+    /// The preferred one of those that are up.
+    pub(super) best: Option<&'a Arc<Server>>,
+    /// One that looks unavailable and was not tried yet.
+    pub(super) last_resort: Option<&'a Arc<Server>>,
+    /// What keeps the rest from answering.
+    pub(super) need: Need,
+}
+
+impl Want<'_> {
+    pub(super) fn is_in(self, catalogue: &Catalogue) -> bool {
+        match self {
+            Self::Resource(resource, subresource, verb) => {
+                catalogue.serves(resource, subresource, verb)
+            }
+            Self::Version(group_version) => catalogue.lists(group_version),
+            Self::Group(group) => catalogue
+                .group_versions
+                .iter()
+                .any(|listed| &*listed.group == group),
+        }
+    }
+
+    fn is_hidden(self, shared: &SharedGroups) -> bool {
+        match self {
+            Self::Resource(resource, ..) => shared.hides(resource),
+            Self::Version(group_version) => shared.hides_version(group_version),
+            Self::Group(_) => false,
+        }
+    }
+
+    fn is_shared(self, shared: &SharedGroups) -> bool {
+        match self {
+            _ if shared.owned.is_empty() => false,
+            Self::Resource(resource, ..) => shared.owned.contains(&resource.group_version()),
+            Self::Version(group_version) => shared.owned.contains(&group_version),
+            Self::Group(_) => false,
+        }
+    }
+
+    fn hash(self, hasher: &mut impl Hasher) {
+        match self {
+            Self::Resource(resource, ..) => resource.hash(hasher),
+            Self::Version(group_version) => group_version.hash(hasher),
+            Self::Group(group) => group.hash(hasher),
+        }
+    }
+}
+
+impl<'a> Walk<'a> {
+    /// Looks at every server but the authority.
+    pub(super) fn survey(&self, want: Want<'_>) -> Survey<'a> {
+        let mut survey = Survey {
+            best: None,
+            last_resort: None,
+            need: Need::Nobody,
+        };
+        let shared = self.table.shared.load();
+        // What all servers share through etcd, and what local, being up, does not list, is gone or not there yet: only
+        // a server that was read just now may know better.
+        let only_fresh = self.authority.id == ServerId::Local && want.is_shared(&shared);
+        if want.is_hidden(&shared) {
+            return survey;
+        }
+        let mut weight = 0;
+        let mut seed = None;
+        let servers = std::iter::once(&self.members.local).chain(self.members.peers.iter());
+        for server in servers {
+            let outcome = self.evidence.outcome(server.id);
+            if outcome == Some(Outcome::NotFound) {
+                continue;
+            }
+            // The authority is here only because it failed: the first rung has dealt with it otherwise.
+            if server.id == self.authority.id && outcome.is_none() {
+                continue;
+            }
+            let health = server.health();
+            let up = health == Health::Up && server.membership() == Membership::Listed;
+            let serves = self.table.look(server.id, |catalogue| {
+                want.is_in(catalogue)
+                    && (!only_fresh || up && catalogue.freshness == Freshness::Fresh)
+            });
+            if serves != Some(true) {
+                continue;
+            }
+            let need = self.consider(server, up, outcome);
+            if need != Need::Nobody {
+                survey.need = survey.need.max(need);
+            } else if up {
+                let seed = *seed.get_or_insert_with(|| self.seed(want));
+                let score = mix(seed ^ server.rank);
+                if survey.best.is_none() || score > weight {
+                    weight = score;
+                    survey.best = Some(server);
+                }
+            } else if survey.last_resort.is_none() {
+                survey.last_resort = Some(server);
+            }
+        }
+        survey
+    }
+
+    /// What keeps a server that serves it from being sent the request; [`Need::Nobody`] if nothing does.
+    fn consider(&self, server: &Server, up: bool, outcome: Option<Outcome>) -> Need {
+        if outcome.is_some() {
+            return if server.id == ServerId::Local {
+                Need::Failed
+            } else {
+                Need::Unavailable
+            };
+        }
+        if server.membership() == Membership::Departed || self.evidence.is_full() {
+            return Need::Unavailable;
+        }
+        let unproven = server.id != ServerId::Local
+            && self.asker.kind.needs_proof()
+            && server.proof() != Proof::Proven;
+        match (unproven, up) {
+            (true, true) => Need::Unproven,
+            (true, false) => Need::Unavailable,
+            (false, _) => Need::Nobody,
+        }
+    }
+
+    /// One hash of client and resource; each server's rank is mixed into it (rendezvous hashing).
+    fn seed(&self, want: Want<'_>) -> u64 {
+        let mut hasher = std::hash::DefaultHasher::new();
+        self.asker.client.hash(&mut hasher);
+        want.hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// The finaliser of `splitmix64`: every input bit moves every output bit.
+const fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ bits >> 31
+}
+
+/// Whether a server might by now serve what it was not known to serve when the 404 came.
+pub(super) fn is_doubtful(server: &Server, table: &Table, evidence: &Evidence) -> bool {
+    let Some(now) = evidence.not_found_at() else {
+        return false;
+    };
+    server.health() == Health::Up
+        && server.membership() == Membership::Listed
+        && evidence.outcome(server.id).is_none()
+        && table
+            .look(server.id, |catalogue| catalogue.read_at + SURE < now)
+            .unwrap_or(false)
+}
