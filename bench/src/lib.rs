@@ -1,2 +1,4 @@
 //! Stand-in kube-apiserver and load tests.
 #![forbid(unsafe_code)]
+
+pub mod client;
