@@ -267,3 +267,5 @@ impl fmt::Debug for Verbs {
 }
 
 pub mod discovery;
+pub mod legacy;
+pub mod wire;

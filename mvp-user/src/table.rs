@@ -210,6 +210,35 @@ impl Server {
     }
 }
 
+impl Documents {
+    /// The documents as lookups: every resource with its verbs and subresources, and every group-version. A group-version
+    /// without resources is listed too, as is one that the server itself calls stale (its backend is away).
+    pub fn index(&self) -> (HashMap<Gvr, Served>, hashbrown::HashSet<GroupVersion>) {
+        let mut resources = HashMap::new();
+        let mut group_versions = hashbrown::HashSet::new();
+        for group in self.core.items.iter().chain(&self.groups.items) {
+            for version in &group.versions {
+                group_versions.insert(GroupVersion::new(group.name(), &version.version));
+                for resource in &version.resources {
+                    let served: &mut Served = resources
+                        .entry(Gvr::new(group.name(), &version.version, &resource.resource))
+                        .or_default();
+                    served.verbs = served
+                        .verbs
+                        .union(resource.verbs.iter().map(String::as_str).collect());
+                    for sub in &resource.subresources {
+                        let verbs = sub.verbs.iter().map(String::as_str).collect();
+                        let known = served.subresources.entry(sub.subresource.as_str().into());
+                        let known = known.or_default();
+                        *known = known.union(verbs);
+                    }
+                }
+            }
+        }
+        (resources, group_versions)
+    }
+}
+
 impl Catalogue {
     /// Whether the server serves `verb` on the resource (or on its subresource, if one is asked for).
     pub fn serves(&self, resource: GvrRef<'_>, subresource: Option<&str>, verb: Verb) -> bool {
