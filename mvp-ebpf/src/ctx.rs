@@ -6,12 +6,11 @@
 )]
 
 use aya_ebpf::{
-    bindings::bpf_sk_lookup,
     helpers::bpf_ktime_get_ns,
     maps::{HashMap, LruHashMap, PerCpuArray},
     programs::SkLookupContext,
 };
-use mvp_ebpf::{AF_INET, Outcome, SteerKey};
+use mvp_ebpf::{Outcome, SteerKey};
 
 /// The new connection as the kernel describes it
 /// (`struct bpf_sk_lookup`, <https://docs.kernel.org/bpf/prog_sk_lookup.html>).
@@ -31,22 +30,37 @@ impl Connection {
     /// `ingress_ifindex` is not read: kernels before 5.17 reject a program that does.
     #[inline(always)]
     pub(crate) fn read(ctx: &SkLookupContext) -> Option<Self> {
-        // SAFETY: the kernel passes a valid context that lives as long as the program runs.
-        let lookup: &bpf_sk_lookup = unsafe { &*ctx.lookup };
-        if lookup.protocol != IPPROTO_TCP {
+        let lookup = ctx.lookup;
+        /// Reads one field. Volatile, because the verifier wants every field read by itself, at
+        /// its own offset from the context; the compiler would merge and hoist plain reads.
+        macro_rules! field {
+            ($($name:tt)+) => {
+                // SAFETY: the kernel passes a valid context for as long as the program runs.
+                unsafe { (&raw const (*lookup).$($name)+).read_volatile() }
+            };
+        }
+        if field!(protocol) != IPPROTO_TCP {
             return None;
         }
-        // The verifier wants each field read at its own offset, so no copy of whole structures.
+        // The kernel reads the addresses of the other family as zero, so "or" joins the two
+        // without a branch.
+        let local = [
+            field!(local_ip4) | field!(local_ip6[0]),
+            field!(local_ip6[1]),
+            field!(local_ip6[2]),
+            field!(local_ip6[3]),
+        ];
+        let remote = [
+            field!(remote_ip4) | field!(remote_ip6[0]),
+            field!(remote_ip6[1]),
+            field!(remote_ip6[2]),
+            field!(remote_ip6[3]),
+        ];
         #[expect(
             clippy::cast_possible_truncation,
             reason = "families and ports have 16 bits"
         )]
-        let (family, port) = (lookup.family as u16, lookup.local_port as u16);
-        let (local, remote) = if family == AF_INET {
-            ([lookup.local_ip4, 0, 0, 0], [lookup.remote_ip4, 0, 0, 0])
-        } else {
-            (lookup.local_ip6, lookup.remote_ip6)
-        };
+        let (family, port) = (field!(family) as u16, field!(local_port) as u16);
         Some(Self {
             local: SteerKey {
                 family,
@@ -55,7 +69,7 @@ impl Connection {
             },
             remote: SteerKey {
                 family,
-                port: u16::from_be(lookup.remote_port),
+                port: u16::from_be(field!(remote_port)),
                 addr: remote,
             },
         })

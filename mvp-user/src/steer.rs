@@ -1,1 +1,610 @@
-//! (being built)
+//! Loads, feeds and detaches the steering program (`mvp-ebpf`), and reads its counters.
+//!
+//! [`Steering`] owns the program's only link: dropping it, or the end of the process in any way,
+//! detaches the program, and new connections reach kube-apiserver as if mvp did not exist. Not
+//! here: when to steer, and which listener is kube-apiserver's (the caller knows both).
+//!
+//! * [`listen`]: mvp's own listeners; [`privileges`]: what the process gives up.
+//! * [`listeners`]: who listens on the steered port, and the keys that follow from it.
+//! * [`existing`]: closing direct connections that are older than steering.
+//! * [`sockdiag`]: the kernel's socket tables, which both of these read.
+
+pub mod existing;
+pub mod listen;
+pub mod listeners;
+pub mod privileges;
+pub mod sockdiag;
+
+mod heartbeat;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fmt,
+    fs::File,
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    os::fd::AsRawFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use aya::{
+    Ebpf, EbpfLoader, Pod,
+    maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, SockMap, lpm_trie::Key},
+    programs::{ProgramError, SkLookup, links::Link as _, sk_lookup::SkLookupLink},
+    util::KernelVersion,
+};
+use mvp_ebpf::{
+    AF_INET, HAS_CANARY, HAS_EXEMPT, LISTENER_V4, LISTENER_V6, MODE_FULL, MODE_OFF, MODE_ON,
+    Outcome, PASS, PROGRAM, STEER, Settings, SteerKey, maps, words,
+};
+use rustix::thread::CapabilitySet;
+
+pub use self::heartbeat::Heartbeat;
+use crate::config::Cidr;
+
+/// The object that `build.rs` built; empty under `AYA_BUILD_SKIP=1`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/mvp-ebpf"));
+
+/// How old the oldest heartbeat may be before the program stops steering.
+pub const HEARTBEAT_MAX_AGE: Duration = Duration::from_secs(2);
+/// How often each thread beats: ten beats may be lost before steering stops.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Why steering cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum SteerError {
+    /// Built with `AYA_BUILD_SKIP=1`.
+    #[error(
+        "this binary was built without its eBPF half: run `cargo xtask setup` and build again without AYA_BUILD_SKIP"
+    )]
+    NoObject,
+    /// `sk_lookup` programs exist since Linux 5.9.
+    #[error("kernel {0} is too old for steering: sk_lookup programs need Linux 5.9 or newer")]
+    OldKernel(String),
+    /// A capability is not in the effective set of this thread.
+    #[error(
+        "steering needs the capability {0}, which this process does not have (run as root, or add it to the container)"
+    )]
+    Capability(&'static str),
+    /// A file of the kernel's cannot be opened.
+    #[error("cannot open {path}: {source}")]
+    File {
+        /// Which file.
+        path: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The object was refused while its maps were made.
+    #[error("the kernel refused the maps of the steering program: {}", chain(.0))]
+    Load(#[source] Box<aya::EbpfError>),
+    /// The program was refused, by the verifier or for want of `CONFIG_BPF_SYSCALL`.
+    #[error("the kernel refused the steering program at {step}: {}", chain(.source))]
+    Program {
+        /// Loading or attaching.
+        step: &'static str,
+        /// What the kernel said.
+        source: Box<ProgramError>,
+    },
+    /// A map of the program cannot be read or written.
+    #[error("map {map} of the steering program: {}", chain(.source))]
+    Map {
+        /// Its name.
+        map: &'static str,
+        /// What the kernel said.
+        source: MapError,
+    },
+    /// All 64 heartbeat slots are taken.
+    #[error("more than {} threads want a heartbeat slot", mvp_ebpf::MAX_SLOTS)]
+    Slots,
+}
+
+/// An error and its causes in one line; aya's own messages name neither.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// What is fixed when the program is loaded, and the first values of what is not.
+#[derive(Clone, Debug)]
+pub struct SteerOptions {
+    /// IPv4 source address of mvp's own connections to local.
+    pub exempt_source: Ipv4Addr,
+    /// See [`HEARTBEAT_MAX_AGE`]; tests shorten it.
+    pub heartbeat_max_age: Duration,
+    /// Share of source addresses that is steered, in per cent.
+    pub percent: u8,
+    /// Sources that are never steered.
+    pub exempt: Vec<Cidr>,
+    /// When not empty, only these sources are steered.
+    pub canary: Vec<Cidr>,
+    /// Whether the program logs each decision (aya-log); costs time in the hot path.
+    pub log: bool,
+}
+
+impl Default for SteerOptions {
+    fn default() -> Self {
+        Self {
+            exempt_source: crate::config::DEFAULT_EXEMPT_SOURCE,
+            heartbeat_max_age: HEARTBEAT_MAX_AGE,
+            percent: 100,
+            exempt: Vec::new(),
+            canary: Vec::new(),
+            log: false,
+        }
+    }
+}
+
+/// What the program does with new connections to its keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Switch {
+    /// Leaves them alone.
+    Off,
+    /// Steers them, while heartbeats are fresh.
+    On,
+    /// Leaves them alone because mvp has no room; counted apart from [`Switch::Off`].
+    Full,
+}
+
+/// What a key says about its address and port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// kube-apiserver listens there: steer.
+    Steer,
+    /// Another program listens there: leave alone.
+    Pass,
+}
+
+/// The loaded and attached program. Shared by reference; all methods are short system calls.
+pub struct Steering {
+    inner: Mutex<Inner>,
+    counters: PerCpuArray<MapData, u64>,
+    heartbeats: Arc<heartbeat::Slots>,
+}
+
+struct Inner {
+    // Holds the program; its maps were taken out and live in the fields below.
+    ebpf: Ebpf,
+    link: Option<SkLookupLink>,
+    settings: Settings,
+    settings_map: Array<MapData, Settings>,
+    keys: HashMap<MapData, SteerKey, u32>,
+    listeners: SockMap<MapData>,
+    tuples: HashMap<MapData, SteerKey, u32>,
+    exempt: Tries,
+    canary: Tries,
+}
+
+impl Steering {
+    /// Loads the program and attaches it to the network namespace of the calling thread. Nothing
+    /// is steered until keys, listeners and a heartbeat are there and the switch is [`Switch::On`].
+    pub fn attach(options: &SteerOptions) -> Result<Self, SteerError> {
+        if OBJECT.is_empty() {
+            return Err(SteerError::NoObject);
+        }
+        check_kernel()?;
+        check_capabilities()?;
+        privileges::unlock_memory();
+        let level = u8::from(options.log) * 0xff;
+        let mut ebpf = EbpfLoader::new()
+            .override_global("AYA_LOG_LEVEL", &level, false)
+            .load(OBJECT)
+            .map_err(|error| SteerError::Load(Box::new(error)))?;
+
+        let settings = Settings {
+            heartbeat_max_age: nanoseconds(options.heartbeat_max_age),
+            exempt_source: u32::from_ne_bytes(options.exempt_source.octets()),
+            mode: MODE_OFF,
+            percent: u32::from(options.percent.min(100)),
+            slots: 0,
+            tries: 0,
+            pad: 0,
+        };
+        let mut inner = Inner {
+            link: None,
+            settings,
+            settings_map: open(&mut ebpf, maps::SETTINGS)?,
+            keys: open(&mut ebpf, maps::KEYS)?,
+            listeners: open(&mut ebpf, maps::LISTENERS)?,
+            tuples: open(&mut ebpf, maps::EXEMPT_TUPLES)?,
+            exempt: Tries::open(&mut ebpf, maps::EXEMPT_V4, maps::EXEMPT_V6)?,
+            canary: Tries::open(&mut ebpf, maps::CANARY_V4, maps::CANARY_V6)?,
+            ebpf,
+        };
+        let counters = open(&mut inner.ebpf, maps::COUNTERS)?;
+        let heartbeats = heartbeat::Slots::new(take(&mut inner.ebpf, maps::HEARTBEATS)?);
+        inner.set_cidrs(Set::Exempt, &options.exempt)?;
+        inner.set_cidrs(Set::Canary, &options.canary)?;
+        inner.write_settings()?;
+        inner.attach()?;
+        Ok(Self {
+            inner: Mutex::new(inner),
+            counters,
+            heartbeats,
+        })
+    }
+
+    /// Puts mvp's listening socket of one family into the map, in place of an earlier one.
+    pub fn set_listener(&self, family: Family, socket: &impl AsRawFd) -> Result<(), SteerError> {
+        self.lock()
+            .listeners
+            .set(family.index(), socket, 0)
+            .map_err(in_map(maps::LISTENERS))
+    }
+
+    /// Takes a listener out of the map; new connections of its family are left alone. (Closing
+    /// the socket does the same.)
+    pub fn clear_listener(&self, family: Family) -> Result<(), SteerError> {
+        let removed = self.lock().listeners.clear_index(&family.index());
+        absent_is_fine(removed).map_err(in_map(maps::LISTENERS))
+    }
+
+    /// Says what is to be done with connections to an address and port (unspecified: any address
+    /// of that family without a key of its own).
+    pub fn set_key(&self, local: SocketAddr, verdict: Verdict) -> Result<(), SteerError> {
+        let value = match verdict {
+            Verdict::Steer => STEER,
+            Verdict::Pass => PASS,
+        };
+        self.lock()
+            .keys
+            .insert(key(local), value, 0)
+            .map_err(in_map(maps::KEYS))
+    }
+
+    /// Removes a key; removing one that is not there is no error.
+    pub fn remove_key(&self, local: SocketAddr) -> Result<(), SteerError> {
+        let removed = self.lock().keys.remove(&key(local));
+        absent_is_fine(removed).map_err(in_map(maps::KEYS))
+    }
+
+    /// Turns steering on or off.
+    pub fn set_switch(&self, switch: Switch) -> Result<(), SteerError> {
+        let mut inner = self.lock();
+        inner.settings.mode = match switch {
+            Switch::Off => MODE_OFF,
+            Switch::On => MODE_ON,
+            Switch::Full => MODE_FULL,
+        };
+        inner.write_settings()
+    }
+
+    /// Sets the share of source addresses that is steered; more than 100 counts as 100.
+    pub fn set_percent(&self, percent: u8) -> Result<(), SteerError> {
+        let mut inner = self.lock();
+        inner.settings.percent = u32::from(percent.min(100));
+        inner.write_settings()
+    }
+
+    /// Replaces the sources that are never steered.
+    pub fn set_exempt(&self, cidrs: &[Cidr]) -> Result<(), SteerError> {
+        let mut inner = self.lock();
+        inner.set_cidrs(Set::Exempt, cidrs)?;
+        inner.write_settings()
+    }
+
+    /// Replaces the sources that alone are steered; none: all are.
+    pub fn set_canary(&self, cidrs: &[Cidr]) -> Result<(), SteerError> {
+        let mut inner = self.lock();
+        inner.set_cidrs(Set::Canary, cidrs)?;
+        inner.write_settings()
+    }
+
+    /// Exempts one connection of mvp's own by its exact IPv6 source; to be called between bind
+    /// and connect. The oldest of 4096 such entries gives way to new ones.
+    pub fn exempt_tuple(&self, source: SocketAddr) -> Result<(), SteerError> {
+        self.lock()
+            .tuples
+            .insert(key(source), 1, 0)
+            .map_err(in_map(maps::EXEMPT_TUPLES))
+    }
+
+    /// Takes back [`Self::exempt_tuple`], so that a later user of the same port is not exempt.
+    pub fn forget_tuple(&self, source: SocketAddr) -> Result<(), SteerError> {
+        let removed = self.lock().tuples.remove(&key(source));
+        absent_is_fine(removed).map_err(in_map(maps::EXEMPT_TUPLES))
+    }
+
+    /// Takes a heartbeat slot for the calling thread and beats once. While it lives, steering
+    /// stops when it has not beaten for [`HEARTBEAT_MAX_AGE`].
+    pub fn heartbeat(&self) -> Result<Heartbeat, SteerError> {
+        let beat = self.heartbeats.take()?;
+        let mut inner = self.lock();
+        inner.settings.slots = inner.settings.slots.max(beat.slot() + 1);
+        inner.write_settings()?;
+        drop(inner);
+        Ok(beat)
+    }
+
+    /// Look-ups per outcome since the program was loaded, over all CPUs.
+    pub fn counters(&self) -> Result<Counters, SteerError> {
+        let mut counts = [0_u64; Outcome::ALL.len()];
+        for outcome in Outcome::ALL {
+            let values = self
+                .counters
+                .get(&(outcome as u32), 0)
+                .map_err(in_map(maps::COUNTERS))?;
+            counts[outcome as usize] = values.iter().fold(0, |sum, v| sum.wrapping_add(*v));
+        }
+        Ok(Counters(counts))
+    }
+
+    /// Detaches the program: no new connection is steered. What is steered already, or waits in
+    /// the accept queue, stays. Further calls do nothing.
+    pub fn detach(&self) -> Result<(), SteerError> {
+        let link = self.lock().link.take();
+        match link {
+            None => Ok(()),
+            Some(link) => link.detach().map_err(in_program("detach")),
+        }
+    }
+
+    /// The kernel's identifier of the program, as `bpftool prog` shows it.
+    pub fn program_id(&self) -> Result<u32, SteerError> {
+        let inner = self.lock();
+        let info = inner.program()?.info().map_err(in_program("info"))?;
+        Ok(info.id())
+    }
+
+    /// Run time and number of runs of the program; both stand still unless the kernel's run-time
+    /// statistics are on (`sysctl kernel.bpf_stats_enabled=1`).
+    pub fn run_time(&self) -> Result<(Duration, u64), SteerError> {
+        let inner = self.lock();
+        let info = inner.program()?.info().map_err(in_program("info"))?;
+        Ok((info.run_time(), info.run_count()))
+    }
+
+    /// The reader of the program's log, once; asked for with [`SteerOptions::log`]. It writes to
+    /// the `log` crate, from where tracing-subscriber takes it.
+    pub fn take_log(&self) -> Option<aya_log::EbpfLogger<&'static dyn log::Log>> {
+        aya_log::EbpfLogger::init(&mut self.lock().ebpf).ok()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic elsewhere leaves whole map writes behind, never half ones.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Steering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Steering")
+            .field("settings", &self.lock().settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn attach(&mut self) -> Result<(), SteerError> {
+        // Of the thread: tests run several namespaces in one process.
+        const NETNS: &str = "/proc/thread-self/ns/net";
+        let namespace = File::open(NETNS).map_err(|source| SteerError::File {
+            path: NETNS,
+            source,
+        })?;
+        let program: &mut SkLookup = self
+            .ebpf
+            .program_mut(PROGRAM)
+            .ok_or(SteerError::NoObject)?
+            .try_into()
+            .map_err(in_program("find"))?;
+        program.load().map_err(in_program("load"))?;
+        let id = program.attach(namespace).map_err(in_program("attach"))?;
+        self.link = Some(program.take_link(id).map_err(in_program("attach"))?);
+        Ok(())
+    }
+
+    fn program(&self) -> Result<&SkLookup, SteerError> {
+        self.ebpf
+            .program(PROGRAM)
+            .ok_or(SteerError::NoObject)?
+            .try_into()
+            .map_err(in_program("find"))
+    }
+
+    fn write_settings(&mut self) -> Result<(), SteerError> {
+        self.settings_map
+            .set(0, self.settings, 0)
+            .map_err(in_map(maps::SETTINGS))
+    }
+
+    /// Replaces one set of prefixes; the caller writes the settings afterwards.
+    fn set_cidrs(&mut self, set: Set, cidrs: &[Cidr]) -> Result<(), SteerError> {
+        let (tries, flag) = match set {
+            Set::Exempt => (&mut self.exempt, HAS_EXEMPT),
+            Set::Canary => (&mut self.canary, HAS_CANARY),
+        };
+        tries.replace(cidrs)?;
+        if cidrs.is_empty() {
+            self.settings.tries &= !flag;
+        } else {
+            self.settings.tries |= flag;
+        }
+        Ok(())
+    }
+}
+
+/// Which of mvp's two listeners.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Family {
+    /// Takes IPv4 connections (also those that clients make as `::ffff:a.b.c.d`).
+    V4,
+    /// Takes IPv6 connections.
+    V6,
+}
+
+impl Family {
+    const fn index(self) -> u32 {
+        match self {
+            Self::V4 => LISTENER_V4,
+            Self::V6 => LISTENER_V6,
+        }
+    }
+}
+
+/// Look-ups per outcome.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Counters([u64; Outcome::ALL.len()]);
+
+impl Counters {
+    /// How many ended this way.
+    pub const fn get(&self, outcome: Outcome) -> u64 {
+        self.0[outcome as usize]
+    }
+
+    /// All of them, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Outcome::ALL.into_iter().map(|o| (o.name(), self.get(o)))
+    }
+}
+
+/// Which prefixes are replaced.
+#[derive(Clone, Copy)]
+enum Set {
+    Exempt,
+    Canary,
+}
+
+/// Two tries, one per family, that hold one set of prefixes.
+struct Tries {
+    v4: LpmTrie<MapData, u32, u32>,
+    v6: LpmTrie<MapData, [u32; 4], u32>,
+    names: [&'static str; 2],
+}
+
+impl Tries {
+    fn open(ebpf: &mut Ebpf, v4: &'static str, v6: &'static str) -> Result<Self, SteerError> {
+        Ok(Self {
+            v4: open(ebpf, v4)?,
+            v6: open(ebpf, v6)?,
+            names: [v4, v6],
+        })
+    }
+
+    /// New prefixes go in before old ones leave, so that no look-up finds less than both hold.
+    fn replace(&mut self, cidrs: &[Cidr]) -> Result<(), SteerError> {
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        for cidr in cidrs {
+            let (family, data) = words(cidr.address);
+            if family == AF_INET {
+                v4.push(Key::new(u32::from(cidr.length), data[0]));
+            } else {
+                v6.push(Key::new(u32::from(cidr.length), data));
+            }
+        }
+        replace_trie(&mut self.v4, &v4).map_err(in_map(self.names[0]))?;
+        replace_trie(&mut self.v6, &v6).map_err(in_map(self.names[1]))
+    }
+}
+
+fn replace_trie<K: Pod + PartialEq>(
+    trie: &mut LpmTrie<MapData, K, u32>,
+    keys: &[Key<K>],
+) -> Result<(), MapError> {
+    for key in keys {
+        trie.insert(key, 1, 0)?;
+    }
+    let old: Vec<Key<K>> = trie.keys().collect::<Result<_, _>>()?;
+    for key in old {
+        let same = |k: &Key<K>| k.prefix_len() == key.prefix_len() && k.data() == key.data();
+        if !keys.iter().any(same) {
+            absent_is_fine(trie.remove(&key))?;
+        }
+    }
+    Ok(())
+}
+
+/// A key for a socket address; IPv4-mapped ones are IPv4 to the kernel's look-up.
+fn key(address: SocketAddr) -> SteerKey {
+    SteerKey::new(address.ip().to_canonical(), address.port())
+}
+
+/// The unspecified address of a family.
+const fn unspecified(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, SteerError> {
+    let missing = || MapError::InvalidName { name: name.into() };
+    ebpf.take_map(name)
+        .ok_or_else(missing)
+        .map_err(in_map(name))
+}
+
+/// Takes a map out of the object, as the type its values have.
+fn open<M>(ebpf: &mut Ebpf, name: &'static str) -> Result<M, SteerError>
+where
+    M: TryFrom<Map, Error = MapError>,
+{
+    take(ebpf, name)?.try_into().map_err(in_map(name))
+}
+
+fn in_map(map: &'static str) -> impl FnOnce(MapError) -> SteerError {
+    move |source| SteerError::Map { map, source }
+}
+
+fn in_program(step: &'static str) -> impl FnOnce(ProgramError) -> SteerError {
+    move |source| SteerError::Program {
+        step,
+        source: Box::new(source),
+    }
+}
+
+/// Removing what is not there is what the caller wanted.
+fn absent_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::KeyNotFound | MapError::ElementNotFound) => Ok(()),
+        Err(MapError::SyscallError(error))
+            if matches!(
+                error.io_error.raw_os_error(),
+                Some(libc::ENOENT | libc::EINVAL)
+            ) =>
+        {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+fn check_kernel() -> Result<(), SteerError> {
+    let version =
+        KernelVersion::current().map_err(|error| SteerError::OldKernel(error.to_string()))?;
+    if version < KernelVersion::new(5, 9, 0) {
+        let release = rustix::system::uname().release().to_string_lossy().into();
+        return Err(SteerError::OldKernel(release));
+    }
+    Ok(())
+}
+
+/// Asked before the kernel is, whose EPERM says nothing about what is missing.
+fn check_capabilities() -> Result<(), SteerError> {
+    // Not being told is no reason to give up; the kernel decides in the end.
+    let Ok(sets) = rustix::thread::capabilities(None) else {
+        return Ok(());
+    };
+    let held = sets.effective;
+    if !held.intersects(CapabilitySet::BPF | CapabilitySet::SYS_ADMIN) {
+        return Err(SteerError::Capability("CAP_BPF"));
+    }
+    if !held.contains(CapabilitySet::NET_ADMIN) {
+        return Err(SteerError::Capability("CAP_NET_ADMIN"));
+    }
+    Ok(())
+}

@@ -1,0 +1,1 @@
+//! Closing direct connections that are older than steering.

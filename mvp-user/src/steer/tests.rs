@@ -1,0 +1,1 @@
+//! What can be told about the embedded object without privileges.
