@@ -96,6 +96,7 @@ impl HttpBody for Streamed {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.remaining.map_or_else(SizeHint::default, SizeHint::with_exact)
+        self.remaining
+            .map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }

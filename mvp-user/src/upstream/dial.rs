@@ -19,6 +19,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::{
     api::ServerId,
+    body::BodyError,
     table::Server,
     tls::{Presenting, Protocol, Tls},
 };
@@ -76,6 +77,14 @@ pub enum DialError {
     /// The handshake took longer than [`HANDSHAKE_TIMEOUT`].
     #[error("TLS handshake with {0} not finished within 3 s")]
     HandshakeTimeout(SocketAddr),
+    /// It does not speak the protocol that was agreed.
+    #[error("no HTTP with {address}: {source}")]
+    Protocol {
+        /// Where to.
+        address: SocketAddr,
+        /// What h2 or hyper said.
+        source: BodyError,
+    },
 }
 
 impl DialError {
@@ -177,9 +186,10 @@ impl Dialer {
                 };
                 // An address of this node reaches itself; the port must be known before connect() sends the SYN.
                 socket.bind(&SockAddr::from(SocketAddr::from((address, 0))))?;
-                let source = socket.local_addr()?.as_socket().ok_or_else(|| {
-                    io::Error::other("the kernel gave a bound socket no address")
-                })?;
+                let source = socket
+                    .local_addr()?
+                    .as_socket()
+                    .ok_or_else(|| io::Error::other("the kernel gave a bound socket no address"))?;
                 exempt.exempt(source, destination)
             }
         }

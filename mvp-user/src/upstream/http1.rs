@@ -1,0 +1,165 @@
+//! HTTP/1.1 connections to an API server that speaks nothing newer, and those of upgrades.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, atomic::AtomicUsize},
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use hyper::{
+    body::Incoming,
+    client::conn::{TrySendError, http1},
+};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    sync::oneshot,
+    task::spawn_local,
+    time::{Sleep, sleep},
+};
+
+use super::{
+    Stream,
+    link::{CONTINUE_TIMEOUT, MAX_HEADERS},
+};
+use crate::body::{Body, BodyError, Open};
+
+/// kube-apiserver answers with few header lines; a bound is needed only so that they are bounded.
+const MAX_HEADER_LINES: usize = 1024;
+
+/// A connection without a request on it.
+pub(super) struct Http1 {
+    pub(super) sender: http1::SendRequest<Body>,
+}
+
+/// Speaks HTTP/1.1 on a fresh connection; `count` counts it while it lives.
+pub(super) async fn open(
+    stream: Stream,
+    count: &Arc<AtomicUsize>,
+    upgrades: bool,
+) -> hyper::Result<Http1> {
+    let (sender, connection) = http1::Builder::new()
+        .max_headers(MAX_HEADER_LINES)
+        .max_buf_size(MAX_HEADERS as usize)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    let open = Open::new(count);
+    spawn_local(async move {
+        let end = if upgrades {
+            connection.with_upgrades().await
+        } else {
+            connection.await
+        };
+        if let Err(error) = end {
+            tracing::debug!(%error, "Upstream HTTP/1.1 connection ended");
+        }
+        drop(open);
+    });
+    Ok(Http1 { sender })
+}
+
+impl Http1 {
+    /// Whether the other side has closed it.
+    pub(super) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// One request, one answer. The URI is absolute, as for HTTP/2.
+    pub(super) async fn send(
+        &mut self,
+        request: Request<Body>,
+    ) -> Result<Response<Incoming>, Box<TrySendError<Request<Body>>>> {
+        self.sender
+            .try_send_request(gate(origin_form(request)))
+            .await
+            .map_err(Box::new)
+    }
+}
+
+/// HTTP/1.1 names the authority in Host, first of all headers.
+fn origin_form(mut request: Request<Body>) -> Request<Body> {
+    *request.version_mut() = Version::HTTP_11;
+    let mut uri = std::mem::take(request.uri_mut()).into_parts();
+    uri.scheme = None;
+    if let Some(authority) = uri.authority.take()
+        && let Ok(host) = HeaderValue::from_str(authority.as_str())
+    {
+        request.headers_mut().insert(header::HOST, host);
+    }
+    // Only the path is left, and it was part of a URI.
+    *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
+    request
+}
+
+/// Undoes what HTTP/1.1 needed, for a request that comes back unsent.
+pub(super) fn absolute_form(mut request: Request<Body>) -> Request<Body> {
+    if let Some(host) = request.headers_mut().remove(header::HOST)
+        && let Ok(authority) = http::uri::Authority::try_from(host.as_bytes())
+    {
+        let mut uri = std::mem::take(request.uri_mut()).into_parts();
+        uri.scheme = Some(http::uri::Scheme::HTTPS);
+        uri.authority = Some(authority);
+        *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
+    }
+    request
+}
+
+/// Keeps a body that waits for 100-continue from being read before the upstream asks for it: reading it makes hyper
+/// tell the client to send.
+fn gate(mut request: Request<Body>) -> Request<Body> {
+    if !request.headers().contains_key(header::EXPECT) || request.body().is_end_stream() {
+        return request;
+    }
+    let (open, opened) = oneshot::channel();
+    let open = std::sync::Mutex::new(Some(open));
+    hyper::ext::on_informational(&mut request, move |interim| {
+        if interim.status() == StatusCode::CONTINUE
+            && let Ok(mut open) = open.lock()
+            && let Some(open) = open.take()
+        {
+            // Fails if the body is gone already.
+            open.send(()).unwrap_or_default();
+        }
+    });
+    request.map(|body| {
+        Body::boxed(Gated {
+            body,
+            opened: Some((opened, Box::pin(sleep(CONTINUE_TIMEOUT)))),
+        })
+    })
+}
+
+/// A body behind the gate of 100-continue.
+struct Gated {
+    body: Body,
+    opened: Option<(oneshot::Receiver<()>, Pin<Box<Sleep>>)>,
+}
+
+impl HttpBody for Gated {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Some((opened, late)) = &mut self.opened {
+            let asked = Pin::new(opened).poll(cx).is_ready();
+            if !asked {
+                ready!(late.as_mut().poll(cx));
+            }
+            self.opened = None;
+        }
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,423 @@
+//! One HTTP/2 connection to an API server, driven by a task of its thread and used by that thread alone.
+//!
+//! The h2 crate is used directly, not through hyper's client: it says at once when the peer sends GOAWAY, which resets
+//! were REFUSED_STREAM, what the stream limit is, when a 100 arrives; and a request costs no task and no channel.
+
+use std::{
+    cell::{Cell, RefCell},
+    future::poll_fn,
+    io,
+    pin::{Pin, pin},
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::{
+    Ping, Reason,
+    client::{Builder, Connection, ResponseFuture, SendRequest},
+};
+use http::{HeaderMap, Request, Response, StatusCode, Version, header};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::{Notify, oneshot},
+    task::spawn_local,
+    time::{Instant, MissedTickBehavior, interval_at, timeout},
+};
+
+use super::{
+    Stream,
+    upload::{ClientGone, Upload},
+};
+use crate::body::{Body, Open, Streamed};
+
+/// A connection without a read for this long is asked for a sign of life, and given as long to show one (design 7).
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// An unused connection is closed; kube-apiserver closes it after 90 s, and a race with that costs a retry.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the server's first SETTINGS may take; it sends them without being asked.
+const SETTINGS_TIMEOUT: Duration = Duration::from_secs(3);
+/// Streams used of a connection, however many the server allows: the connection window is made for as many.
+pub(super) const MAX_STREAMS: usize = 100;
+/// What an upstream may send ahead on one stream; kube-apiserver's own (`secure_serving.go`).
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// So many stalled readers leave the window for others to go on.
+#[expect(clippy::cast_possible_truncation, reason = "100")]
+const CONNECTION_WINDOW: u32 = STREAM_WINDOW * (MAX_STREAMS as u32 + 1);
+/// kube-apiserver's bound of a header list.
+pub(super) const MAX_HEADERS: u32 = 1024 * 1024;
+/// No server sends this as its stream limit, so as long as it is the limit, no SETTINGS have come.
+const NO_SETTINGS_YET: usize = 0x00BA_5E11;
+/// How long a client that asked for 100-continue is kept waiting for the upstream's (design 7).
+pub(super) const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What is different for the connections of one lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keeping {
+    /// Ping also while no stream is open.
+    pub(super) ping_idle: bool,
+    /// Retire after this time.
+    pub(super) max_age: Option<Duration>,
+}
+
+/// One connection.
+pub(super) struct Link {
+    /// None once retired: no further streams, and the connection ends with its last.
+    sender: RefCell<Option<SendRequest<Bytes>>>,
+    open: Arc<AtomicUsize>,
+    limit: Cell<usize>,
+    /// A PING is not answered yet.
+    doubtful: Cell<bool>,
+    retired: Notify,
+    last_heard: Cell<Instant>,
+    /// Bytes were read since the driver last looked.
+    heard: Arc<Heard>,
+}
+
+/// Set by the connection's reads; atomic only because h2 wants to be able to move between threads.
+#[derive(Default)]
+struct Heard(std::sync::atomic::AtomicBool);
+
+/// Why a request got no answer.
+#[derive(Debug)]
+pub(super) enum LinkError {
+    /// The connection takes no more requests; nothing was sent, and the request comes back.
+    NotSent(Request<Body>),
+    /// REFUSED_STREAM, or beyond the last stream of a GOAWAY: the server says that it did not look at it (RFC 9113, 8.7).
+    Refused(h2::Error),
+    /// The client's side of the request broke off.
+    ClientGone(ClientGone),
+    /// Anything else: it may have been executed.
+    Broken(h2::Error),
+}
+
+impl Link {
+    /// Speaks HTTP/2 on a fresh connection and waits for the server's limits. `ended` is called once, as soon as the
+    /// server has sent GOAWAY or the connection is gone.
+    pub(super) async fn open(
+        stream: Stream,
+        keeping: Keeping,
+        ended: impl FnOnce() + 'static,
+    ) -> Result<Rc<Self>, h2::Error> {
+        let heard = Arc::<Heard>::default();
+        let io = Watched {
+            inner: stream,
+            heard: Arc::clone(&heard),
+        };
+        let (sender, mut connection) = Builder::new()
+            .initial_max_send_streams(NO_SETTINGS_YET)
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_header_list_size(MAX_HEADERS)
+            .enable_push(false)
+            .handshake::<_, Bytes>(io)
+            .await?;
+        let settled = poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
+            Poll::Ready(end) => Poll::Ready(end.and_then(|()| Err(Reason::NO_ERROR.into()))),
+            Poll::Pending if sender.current_max_send_streams() == NO_SETTINGS_YET => Poll::Pending,
+            Poll::Pending => Poll::Ready(Ok(())),
+        });
+        match timeout(SETTINGS_TIMEOUT, settled).await {
+            Ok(result) => result?,
+            Err(_elapsed) => return Err(Reason::SETTINGS_TIMEOUT.into()),
+        }
+        let link = Rc::new(Self {
+            limit: Cell::new(sender.current_max_send_streams().min(MAX_STREAMS)),
+            sender: RefCell::new(Some(sender)),
+            open: Arc::default(),
+            doubtful: Cell::new(false),
+            retired: Notify::new(),
+            last_heard: Cell::new(Instant::now()),
+            heard,
+        });
+        spawn_local(drive(connection, Rc::clone(&link), keeping, ended));
+        Ok(link)
+    }
+
+    /// Whether it will take no further request, ever.
+    pub(super) fn is_retired(&self) -> bool {
+        self.sender.borrow().is_none()
+    }
+
+    /// Whether one more request fits now.
+    pub(super) fn has_room(&self) -> bool {
+        !self.doubtful.get()
+            && self.open.load(Ordering::Relaxed) < self.limit.get()
+            && !self.is_retired()
+    }
+
+    /// How long nothing was read from it.
+    pub(super) fn silence(&self) -> Duration {
+        self.last_heard.get().elapsed()
+    }
+
+    /// Streams that are open.
+    pub(super) fn open_streams(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// Takes no more requests; ends when the last stream does.
+    pub(super) fn retire(&self) {
+        if self.sender.borrow_mut().take().is_some() {
+            self.retired.notify_one();
+        }
+    }
+
+    /// One request, one answer. The URI is absolute and there is no Host header.
+    pub(super) async fn send(&self, request: Request<Body>) -> Result<Response<Body>, LinkError> {
+        let open = Open::new(&self.open);
+        let (mut parts, body) = request.into_parts();
+        let version = parts.version;
+        let ready = poll_fn(|cx| {
+            Poll::Ready(match self.sender.borrow_mut().as_mut() {
+                Some(sender) => matches!(sender.poll_ready(cx), Poll::Ready(Ok(()))),
+                None => false,
+            })
+        });
+        if !ready.await {
+            return Err(LinkError::NotSent(Request::from_parts(parts, body)));
+        }
+        let whole = http_body::Body::is_end_stream(&body);
+        // HTTP/2 clients need no gate: nothing is told to them by reading their body.
+        let gated =
+            !whole && version != Version::HTTP_2 && parts.headers.contains_key(header::EXPECT);
+        parts.version = Version::HTTP_2;
+        let sent = match self.sender.borrow_mut().as_mut() {
+            Some(sender) => sender.send_request(Request::from_parts(parts, ()), whole),
+            None => Err(Reason::CANCEL.into()),
+        };
+        let (mut response, stream) = sent.map_err(LinkError::Refused)?;
+        let mut upload = (!whole).then(|| Upload::new(body, stream, version == Version::HTTP_2));
+        if gated && answered_before_continue(&mut response).await {
+            // To read the body now would tell the client to send it, and nobody wants it any more.
+            upload = None;
+        }
+        let answer = poll_fn(|cx| {
+            if let Poll::Ready(answer) = Pin::new(&mut response).poll(cx) {
+                return Poll::Ready(answer.map_err(classify));
+            }
+            if let Some(sending) = &mut upload {
+                match sending.poll(cx) {
+                    Poll::Ready(Ok(())) => upload = None,
+                    Poll::Ready(Err(gone)) => return Poll::Ready(Err(LinkError::ClientGone(gone))),
+                    Poll::Pending => {}
+                }
+            }
+            Poll::Pending
+        });
+        let (parts, recv) = answer.await?.into_parts();
+        let upload = upload.map(finish_behind);
+        let body = if recv.is_end_stream() {
+            Body::Empty
+        } else {
+            let length = content_length(&parts.headers);
+            Body::Streamed(Streamed::new(recv, length, upload, open))
+        };
+        Ok(Response::from_parts(parts, body))
+    }
+
+    /// After reads: notices GOAWAY and new SETTINGS. Returns whether the server has just ended the connection.
+    fn look(&self, cx: &mut Context<'_>) -> bool {
+        let mut slot = self.sender.borrow_mut();
+        let Some(sender) = slot.as_mut() else {
+            return false;
+        };
+        if let Poll::Ready(Err(_)) = sender.poll_ready(cx) {
+            *slot = None;
+            return true;
+        }
+        self.limit
+            .set(sender.current_max_send_streams().min(MAX_STREAMS));
+        false
+    }
+}
+
+/// The gate of 100-continue: opens at the upstream's 100 or after a while; true if the final answer came first.
+async fn answered_before_continue(response: &mut ResponseFuture) -> bool {
+    let gate = poll_fn(|cx| {
+        loop {
+            match response.poll_informational(cx) {
+                Poll::Ready(Some(Ok(interim))) if interim.status() != StatusCode::CONTINUE => {}
+                Poll::Ready(Some(Ok(_))) => return Poll::Ready(false),
+                Poll::Ready(_) => return Poll::Ready(true),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    });
+    timeout(CONTINUE_TIMEOUT, gate).await.unwrap_or(false)
+}
+
+/// The answer's headers came before the whole request was sent: the rest goes on for as long as the answer lives.
+fn finish_behind(mut upload: Upload) -> oneshot::Sender<()> {
+    let (alive, mut dropped) = oneshot::channel::<()>();
+    spawn_local(poll_fn(move |cx| {
+        if upload.poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        Pin::new(&mut dropped).poll(cx).map(drop)
+    }));
+    alive
+}
+
+fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers
+        .get(header::CONTENT_LENGTH)?
+        .to_str()
+        .ok()?
+        .parse()
+        .ok()
+}
+
+fn classify(error: h2::Error) -> LinkError {
+    let refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
+    // h2 gives this error only to streams beyond the last one that the server has looked at.
+    if error.is_remote() && (refused || error.is_go_away()) {
+        LinkError::Refused(error)
+    } else {
+        LinkError::Broken(error)
+    }
+}
+
+/// Runs the connection until it ends.
+async fn drive(
+    mut connection: Connection<Watched, Bytes>,
+    link: Rc<Link>,
+    keeping: Keeping,
+    ended: impl FnOnce(),
+) {
+    let mut ended = Some(ended);
+    let mut pings = connection.ping_pong();
+    let opened = Instant::now();
+    let mut last_used = opened;
+    let mut heard_lately = false;
+    let mut tick = interval_at(opened + PING_INTERVAL, PING_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut retired = pin!(link.retired.notified());
+    let mut leaving = false;
+    poll_fn(|cx| {
+        if !leaving && retired.as_mut().poll(cx).is_ready() {
+            leaving = true;
+        }
+        let mut over = Pin::new(&mut connection).poll(cx).is_ready();
+        if link.heard.take() {
+            heard_lately = true;
+            link.last_heard.set(Instant::now());
+            if !over && link.look(cx) {
+                if let Some(ended) = ended.take() {
+                    ended();
+                }
+                // With the last handle gone, h2 closes the connection after its last stream; it must be told to look.
+                over = Pin::new(&mut connection).poll(cx).is_ready();
+            }
+        }
+        if over {
+            return Poll::Ready(());
+        }
+        if let Some(pings) = &mut pings
+            && link.doubtful.get()
+            && pings.poll_pong(cx).is_ready()
+        {
+            link.doubtful.set(false);
+        }
+        while tick.poll_tick(cx).is_ready() {
+            let streams = link.open_streams();
+            let now = Instant::now();
+            if streams > 0 {
+                last_used = now;
+            }
+            let silent = !std::mem::take(&mut heard_lately);
+            if silent && link.doubtful.get() {
+                tracing::debug!(streams, "No answer to PING");
+                return Poll::Ready(());
+            }
+            let idle = streams == 0 && now - last_used >= IDLE_TIMEOUT;
+            let old = keeping.max_age.is_some_and(|age| now - opened >= age);
+            if idle || old {
+                link.retire();
+            }
+            if silent
+                && (streams > 0 || keeping.ping_idle)
+                && let Some(pings) = &mut pings
+                && pings.send_ping(Ping::opaque()).is_ok()
+            {
+                link.doubtful.set(true);
+                // Registers for the answer.
+                if pings.poll_pong(cx).is_ready() {
+                    link.doubtful.set(false);
+                }
+            }
+            if Pin::new(&mut connection).poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
+        }
+        Poll::Pending
+    })
+    .await;
+    if !link.is_retired() {
+        link.retire();
+        if let Some(ended) = ended.take() {
+            ended();
+        }
+    }
+}
+
+impl Heard {
+    fn take(&self) -> bool {
+        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// Notes that something was read: any frame is a sign of life.
+struct Watched {
+    inner: Stream,
+    heard: Arc<Heard>,
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let result = Pin::new(&mut self.inner).poll_read(cx, buf);
+        if result.is_ready() {
+            self.heard.0.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}

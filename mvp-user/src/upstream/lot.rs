@@ -1,0 +1,269 @@
+//! The connections of one server within one lane of one thread: picks one with room, opens another in time.
+
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::{FutureExt as _, future::LocalBoxFuture, future::Shared};
+use http::{Request, Response};
+use tokio::{task::spawn_local, time::Instant};
+
+use super::{
+    Cause, DialError, Dialer, SendError,
+    http1::{self, Http1},
+    link::{Keeping, Link, LinkError},
+};
+use crate::{
+    api::ServerId,
+    body::Body,
+    table::{Health, Server},
+    tls::{Presenting, Protocol},
+};
+
+/// mvp's own connections to peers are raw at the peer's mvp and hold up its replacement (design 2), so they are renewed.
+const MAX_AGE: Duration = Duration::from_secs(600);
+/// An unused HTTP/1.1 connection is not used again after this; kube-apiserver closes it after 90 s.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// HTTP/2 connections of one lot: room for 25,600 streams.
+const MAX_LINKS: usize = 256;
+/// HTTP/1.1 connections of one lot.
+const MAX_HTTP1: usize = 1024;
+/// How often a request may meet a connection that was just closed; each comes back unsent.
+const MAX_UNSENT: usize = 4;
+/// A server that is believed down is not asked over a connection that has been silent for this long.
+const SILENCE: Duration = Duration::from_secs(1);
+
+type Opening = Shared<LocalBoxFuture<'static, Result<(), Rc<DialError>>>>;
+
+/// Connections of one server, all alike.
+pub(super) struct Lot {
+    server: Arc<Server>,
+    presenting: Presenting,
+    keeping: Keeping,
+    links: RefCell<Vec<Rc<Link>>>,
+    /// The server's newest connection agreed on HTTP/1.1.
+    http1: Cell<bool>,
+    idle: RefCell<Vec<(Http1, Instant)>>,
+    http1_open: Arc<AtomicUsize>,
+    /// One connection is opened at a time; all who need one wait for it.
+    opening: RefCell<Option<Opening>>,
+    /// Called when the server ends a connection.
+    ended: Rc<dyn Fn()>,
+}
+
+impl Lot {
+    pub(super) fn new(
+        server: Arc<Server>,
+        presenting: Presenting,
+        shared: bool,
+        ended: Rc<dyn Fn()>,
+    ) -> Rc<Self> {
+        let peer = server.id != ServerId::Local;
+        Rc::new(Self {
+            server,
+            presenting,
+            keeping: Keeping {
+                ping_idle: shared,
+                max_age: peer.then_some(MAX_AGE),
+            },
+            links: RefCell::default(),
+            http1: Cell::new(false),
+            idle: RefCell::default(),
+            http1_open: Arc::default(),
+            opening: RefCell::default(),
+            ended,
+        })
+    }
+
+    pub(super) const fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    /// Takes no more requests on what is open now.
+    pub(super) fn retire(&self) {
+        for link in self.links.take() {
+            link.retire();
+        }
+        self.idle.take();
+    }
+
+    /// Forgets what is closed or unused for long; whether nothing is left.
+    pub(super) fn sweep(&self) -> bool {
+        self.links.borrow_mut().retain(|link| !link.is_retired());
+        self.idle.borrow_mut().retain(|(connection, since)| {
+            !connection.is_closed() && since.elapsed() < IDLE_TIMEOUT
+        });
+        self.links.borrow().is_empty()
+            && self.http1_open.load(Ordering::Relaxed) == 0
+            && self.opening.borrow().is_none()
+    }
+
+    pub(super) async fn send(
+        self: &Rc<Self>,
+        dialer: &Arc<Dialer>,
+        mut request: Request<Body>,
+    ) -> Result<Response<Body>, SendError> {
+        let mut unsent = 0;
+        loop {
+            if self.http1.get() {
+                match self.send_http1(dialer, request).await {
+                    Sent::Done(result) => return result,
+                    Sent::Again(back) => request = back,
+                }
+            } else if let Some(link) = self.choose() {
+                match link.send(request).await {
+                    Ok(response) => return Ok(response),
+                    Err(LinkError::NotSent(back)) => {
+                        link.retire();
+                        request = back;
+                    }
+                    Err(LinkError::Refused(error)) => {
+                        return Err(SendError::new(Cause::Refused(error), true));
+                    }
+                    Err(LinkError::ClientGone(gone)) => {
+                        return Err(SendError::new(Cause::ClientGone(gone.0), false));
+                    }
+                    Err(LinkError::Broken(error)) => {
+                        return Err(SendError::new(Cause::Broken(error.into()), false));
+                    }
+                }
+            } else {
+                if self.links.borrow().len() >= MAX_LINKS {
+                    return Err(SendError::unsent(Cause::Busy, request));
+                }
+                if let Err(error) = self.grow(dialer).await {
+                    return Err(SendError::unsent(Cause::Dial(error), request));
+                }
+                continue;
+            }
+            unsent += 1;
+            if unsent > MAX_UNSENT {
+                return Err(SendError::unsent(Cause::Closed, request));
+            }
+        }
+    }
+
+    /// The first with room: later ones become idle and are closed.
+    fn choose(&self) -> Option<Rc<Link>> {
+        let links = self.links.borrow();
+        let down = self.server.health() == Health::Down;
+        links
+            .iter()
+            .find(|link| link.has_room() && !(down && link.silence() > SILENCE))
+            .map(Rc::clone)
+    }
+
+    /// Opens one more connection, or waits for the one that is being opened.
+    async fn grow(self: &Rc<Self>, dialer: &Arc<Dialer>) -> Result<(), Rc<DialError>> {
+        self.links.borrow_mut().retain(|link| !link.is_retired());
+        let opening = self.opening.borrow().clone();
+        let opening = opening.unwrap_or_else(|| {
+            let lot = Rc::clone(self);
+            let dialer = Arc::clone(dialer);
+            let opening = async move {
+                let result = lot.open(&dialer).await.map_err(Rc::new);
+                lot.opening.take();
+                result
+            }
+            .boxed_local()
+            .shared();
+            *self.opening.borrow_mut() = Some(opening.clone());
+            // Whoever waits may leave; the others still want it.
+            spawn_local(opening.clone().map(drop));
+            opening
+        });
+        opening.await
+    }
+
+    async fn open(&self, dialer: &Dialer) -> Result<(), DialError> {
+        let stream = dialer
+            .tls(&self.server, self.presenting, Protocol::Any)
+            .await?;
+        let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        tracing::debug!(server = %self.server.id, h2, presenting = ?self.presenting, "Connected to upstream");
+        self.http1.set(!h2);
+        let address = self.server.address;
+        if h2 {
+            let ended = Rc::clone(&self.ended);
+            let link = Link::open(stream, self.keeping, move || ended())
+                .await
+                .map_err(|error| DialError::Protocol {
+                    address,
+                    source: error.into(),
+                })?;
+            self.links.borrow_mut().push(link);
+        } else {
+            let connection =
+                http1::open(stream, &self.http1_open, false)
+                    .await
+                    .map_err(|error| DialError::Protocol {
+                        address,
+                        source: error.into(),
+                    })?;
+            self.idle.borrow_mut().push((connection, Instant::now()));
+        }
+        Ok(())
+    }
+
+    async fn send_http1(self: &Rc<Self>, dialer: &Dialer, request: Request<Body>) -> Sent {
+        let mut connection = loop {
+            let idle = self.idle.borrow_mut().pop();
+            match idle {
+                Some((connection, since))
+                    if connection.is_closed() || since.elapsed() >= IDLE_TIMEOUT => {}
+                Some((connection, _)) => break connection,
+                None if self.http1_open.load(Ordering::Relaxed) >= MAX_HTTP1 => {
+                    return Sent::Done(Err(SendError::unsent(Cause::Busy, request)));
+                }
+                None => {
+                    if let Err(error) = self.open(dialer).await {
+                        let cause = Cause::Dial(Rc::new(error));
+                        return Sent::Done(Err(SendError::unsent(cause, request)));
+                    }
+                    if !self.http1.get() {
+                        return Sent::Again(request);
+                    }
+                }
+            }
+        };
+        match connection.send(request).await {
+            Ok(response) => {
+                let lot = Rc::downgrade(self);
+                spawn_local(async move {
+                    // Ready again once the answer was read to its end.
+                    if connection.sender.ready().await.is_ok()
+                        && let Some(lot) = lot.upgrade()
+                    {
+                        lot.idle.borrow_mut().push((connection, Instant::now()));
+                    }
+                });
+                Sent::Done(Ok(response.map(Body::Incoming)))
+            }
+            Err(mut error) => match error.take_message() {
+                Some(back) => Sent::Again(http1::absolute_form(back)),
+                None => {
+                    let error = error.into_error();
+                    let cause = if error.is_user() || error.is_body_write_aborted() {
+                        Cause::ClientGone(error.into())
+                    } else {
+                        Cause::Broken(error.into())
+                    };
+                    Sent::Done(Err(SendError::new(cause, false)))
+                }
+            },
+        }
+    }
+}
+
+/// What became of a request on an HTTP/1.1 connection.
+enum Sent {
+    Done(Result<Response<Body>, SendError>),
+    /// It comes back unsent.
+    Again(Request<Body>),
+}
