@@ -85,6 +85,9 @@ pub enum DialError {
         /// What h2 or hyper said.
         source: BodyError,
     },
+    /// The front-proxy certificate is to be presented and none is configured; without it `X-Remote-*` would be ignored.
+    #[error("no connection to {0}: there is no front-proxy certificate (--proxy-client-cert-file)")]
+    NoFrontProxy(SocketAddr),
 }
 
 impl DialError {
@@ -150,9 +153,11 @@ impl Dialer {
     ) -> Result<Stream, DialError> {
         let address = server.address;
         let material = self.tls.current();
+        let config = material
+            .client(presenting, protocol)
+            .ok_or(DialError::NoFrontProxy(address))?;
         let stream = self.raw(server).await?;
-        let connecting = TlsConnector::from(material.client(presenting, protocol))
-            .connect(material.server_name().clone(), stream);
+        let connecting = TlsConnector::from(config).connect(material.server_name().clone(), stream);
         match timeout(HANDSHAKE_TIMEOUT, connecting).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(source)) => Err(DialError::Handshake { address, source }),
