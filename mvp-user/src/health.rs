@@ -1,1 +1,390 @@
-//! (being built)
+//! How local and every peer are (design 5.4), and whether they authenticate what mvp forwards (design 4.3).
+//!
+//! [`run`] keeps two loops per server in the side room: the *pulse* asks `/readyz` over a fresh verified connection and
+//! feeds a pure state machine (`vitals`); the *proof* asks "who am I?" as the marker user. [`Prober`] is the handle of
+//! the data threads: they report what traffic showed and share one proof when a 401 may be meant for mvp.
+//! Not for what a server serves (`peers`), nor for what its state means for a request (`route`).
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
+
+use dashmap::DashMap;
+use http::StatusCode;
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinSet,
+    time::{Instant, sleep_until, timeout},
+};
+use tracing::{debug, info, warn};
+
+use crate::{
+    api::ServerId,
+    table::{Health, Membership, Proof, Server, Table},
+    upstream::Dialer,
+};
+
+pub mod link;
+pub mod proof;
+pub mod vitals;
+
+use link::{Answer, Link, LinkError, Marker};
+use proof::Verdict;
+use vitals::{Decided, Seen, Vitals};
+
+/// How often local is probed, and every server that is not up (design 3).
+const PULSE: Duration = Duration::from_millis(500);
+/// How often a peer that is up, or has been unwell for [`PATIENCE`], is probed: traffic tells more, and sooner.
+const PEER_PULSE: Duration = Duration::from_secs(2);
+/// How often a departed peer is probed: nothing is sent to it.
+const DEPARTED_PULSE: Duration = Duration::from_secs(5);
+/// How long a peer that is not up is probed as often as local.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A server that takes longer to shake hands is down (design 5.4); one that takes longer to answer is not ready.
+const SILENCE: Duration = Duration::from_secs(2);
+/// How often a proven server is asked again (design 4.3).
+const PROOF_INTERVAL: Duration = Duration::from_secs(30);
+/// How often a server is asked again while its proof is withdrawn.
+const REFUSED_INTERVAL: Duration = Duration::from_secs(2);
+/// How often a server is asked again after a probe that decided nothing.
+const UNDECIDED_INTERVAL: Duration = Duration::from_secs(5);
+/// Proofs of one server start at most this often (design 4.3).
+const PROOF_SPACING: Duration = Duration::from_secs(1);
+/// How long one proof may take.
+const PROOF_WITHIN: Duration = Duration::from_secs(3);
+/// How long [`Prober::probe_now`] waits at most: the spacing and one proof.
+const PROBE_NOW_WITHIN: Duration = Duration::from_secs(5);
+/// No report is waiting.
+const NO_REPORT: u8 = u8::MAX;
+
+/// The handle of the data threads. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Prober {
+    table: Arc<Table>,
+    wards: Arc<DashMap<ServerId, Arc<Ward>>>,
+}
+
+/// What the two loops of one server and the data threads share.
+#[derive(Debug)]
+struct Ward {
+    /// Wakes the pulse.
+    pulse: Notify,
+    /// Wakes the proof.
+    prove: Notify,
+    /// A [`Health`] that was reported and not taken in yet, or [`NO_REPORT`].
+    report: AtomicU8,
+    /// The last proof that was tried.
+    rounds: watch::Sender<Round>,
+}
+
+/// One try to prove identity forwarding.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    /// When it began; none: never tried.
+    began: Option<Instant>,
+    /// Its own result; none: undecided.
+    result: Option<Proof>,
+    /// The last decided result.
+    decided: Option<Decided>,
+}
+
+/// What the side room's loops need.
+#[derive(Debug)]
+pub struct Probing {
+    /// Opens connections.
+    pub dialer: Arc<Dialer>,
+    /// Names of the headers that carry an identity.
+    pub marker: Marker,
+}
+
+impl Ward {
+    fn new() -> Self {
+        Self {
+            pulse: Notify::new(),
+            prove: Notify::new(),
+            report: AtomicU8::new(NO_REPORT),
+            rounds: watch::Sender::default(),
+        }
+    }
+}
+
+impl Prober {
+    /// A handle for the servers of `table`; [`run`] makes it work.
+    pub fn new(table: Arc<Table>) -> Self {
+        Self {
+            table,
+            wards: Arc::default(),
+        }
+    }
+
+    /// Traffic found that `server` is not up: true at once for every thread, and looked into at once.
+    pub fn report(&self, server: &Server, health: Health) {
+        let before = server.set_health(health);
+        if let Some(ward) = self.ward(server.id) {
+            ward.report.store(health as u8, Ordering::Release);
+            ward.pulse.notify_one();
+        }
+        if before != health {
+            self.table.touch();
+        }
+    }
+
+    /// Local's listening socket is another one than before: a new process, that counts as starting until `/readyz` is
+    /// 200 and it proved identity forwarding (design 4.3).
+    pub fn local_replaced(&self) {
+        let local = Arc::clone(&self.table.members().local);
+        self.report(&local, Health::Starting);
+    }
+
+    /// Looks at `server` at once, because something about it changed.
+    pub fn look(&self, server: ServerId) {
+        if let Some(ward) = self.ward(server) {
+            ward.pulse.notify_one();
+        }
+    }
+
+    /// Whether mvp's own identity forwarding is refused by `server`, asked by one proof that begins after this call and
+    /// is shared by all who wait: [`Proof::Refused`] if it is, [`Proof::Proven`] if it is not, [`Proof::Unproven`] if
+    /// that cannot be told within 5 s. Proofs of one server begin at most once a second.
+    pub async fn probe_now(&self, server: &Server) -> Proof {
+        let after = Instant::now();
+        let Some(ward) = self.ward(server.id) else {
+            return Proof::Unproven;
+        };
+        let mut rounds = ward.rounds.subscribe();
+        let shared = async {
+            loop {
+                let round = *rounds.borrow_and_update();
+                if round.began.is_some_and(|began| began >= after) {
+                    return round.result.unwrap_or(Proof::Unproven);
+                }
+                ward.prove.notify_one();
+                if rounds.changed().await.is_err() {
+                    return Proof::Unproven;
+                }
+            }
+        };
+        timeout(PROBE_NOW_WITHIN, shared)
+            .await
+            .unwrap_or(Proof::Unproven)
+    }
+
+    fn ward(&self, id: ServerId) -> Option<Arc<Ward>> {
+        self.wards.get(&id).map(|ward| Arc::clone(ward.value()))
+    }
+}
+
+/// Probes every server of the table for ever. Runs in the side room, inside its `LocalSet`; dropping it stops everything.
+pub async fn run(prober: Prober, probing: Probing) {
+    let probing = std::rc::Rc::new(probing);
+    let mut changes = prober.table.changed.subscribe();
+    let mut tasks = JoinSet::new();
+    let mut running = HashMap::new();
+    loop {
+        let members = prober.table.members();
+        let servers: Vec<_> = std::iter::once(&members.local)
+            .chain(&members.peers)
+            .map(Arc::clone)
+            .collect();
+        drop(members);
+        // A peer that left and came back under the same address is another `Server`: its loops must write to the new one.
+        running.retain(|id, (kept, abort): &mut (Arc<Server>, tokio::task::AbortHandle)| {
+            let stays = servers.iter().any(|server| Arc::ptr_eq(server, kept));
+            if !stays {
+                abort.abort();
+                prober.wards.remove(id);
+            }
+            stays
+        });
+        for server in servers {
+            running.entry(server.id).or_insert_with(|| {
+                let ward = Arc::new(Ward::new());
+                prober.wards.insert(server.id, Arc::clone(&ward));
+                let abort = tasks.spawn_local(attend(
+                    Arc::clone(&prober.table),
+                    Arc::clone(&server),
+                    ward,
+                    std::rc::Rc::clone(&probing),
+                ));
+                (server, abort)
+            });
+        }
+        while tasks.try_join_next().is_some() {}
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Both loops of one server.
+async fn attend(
+    table: Arc<Table>,
+    server: Arc<Server>,
+    ward: Arc<Ward>,
+    probing: std::rc::Rc<Probing>,
+) {
+    tokio::join!(
+        take_pulse(&table, &server, &ward, &probing),
+        keep_proof(&table, &server, &ward, &probing),
+    );
+}
+
+async fn take_pulse(table: &Table, server: &Server, ward: &Ward, probing: &Probing) {
+    let mut vitals = Vitals::new();
+    let mut unwell_since = None;
+    loop {
+        let began = Instant::now();
+        let (seen, why) = look(server, probing).await;
+        let now = Instant::now();
+        // What traffic reported, through `report` or straight to the server, comes first.
+        let reported = ward.report.swap(NO_REPORT, Ordering::AcqRel) != NO_REPORT;
+        let known = server.health();
+        if reported || (known != vitals.health() && known != Health::Up) {
+            vitals.report(known, now);
+        }
+        let decided = ward.rounds.borrow().decided;
+        let before = vitals.health();
+        let health = vitals.observe(seen, began, now, decided);
+        if server.set_health(health) != health {
+            table.touch();
+        }
+        if before != health {
+            info!(server = %server.id, address = %server.address, ?before, now = ?health, why, "Health changed");
+        }
+        if seen == Seen::Ready && vitals.wants_proof(decided) {
+            ward.prove.notify_one();
+        }
+        if health == Health::Up {
+            unwell_since = None;
+        } else {
+            unwell_since.get_or_insert(now);
+        }
+        let interval = match (server.id, server.membership()) {
+            (ServerId::Local, _) => PULSE,
+            (_, Membership::Departed) => DEPARTED_PULSE,
+            _ if unwell_since.is_some_and(|since| now - since < PATIENCE) => PULSE,
+            _ => PEER_PULSE,
+        };
+        tokio::select! {
+            () = sleep_until(began + interval) => {}
+            () = ward.pulse.notified() => {}
+        }
+    }
+}
+
+/// One look at `/readyz`, and words for the log.
+async fn look(server: &Server, probing: &Probing) -> (Seen, String) {
+    let mut link = match Link::open(&probing.dialer, server, &probing.marker, SILENCE).await {
+        Ok(link) => link,
+        Err(error) => return (Seen::Unreachable, error.to_string()),
+    };
+    link.extend(SILENCE);
+    match link.get("/readyz", "*/*", None).await {
+        Ok(answer) => (read_readyz(&answer), answer.status.to_string()),
+        // It shook hands: it lives, but does not answer in time.
+        Err(LinkError::TimedOut) => (
+            Seen::NotReady { leaving: false },
+            LinkError::TimedOut.to_string(),
+        ),
+        Err(error) => (Seen::Unreachable, error.to_string()),
+    }
+}
+
+/// What an answer to `/readyz` says.
+fn read_readyz(answer: &Answer) -> Seen {
+    if answer.status == StatusCode::OK {
+        return Seen::Ready;
+    }
+    let says = |words: &[u8]| answer.body.windows(words.len()).any(|part| part == words);
+    let leaving = answer.status == StatusCode::TOO_MANY_REQUESTS
+        || says(b"[-]shutdown")
+        || says(b"shutting down");
+    Seen::NotReady { leaving }
+}
+
+async fn keep_proof(table: &Table, server: &Server, ward: &Ward, probing: &Probing) {
+    let mut generations = probing.dialer.material().generations();
+    let mut last_began: Option<Instant> = None;
+    let mut again = None;
+    loop {
+        let due = async {
+            match again {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = due => {}
+            // The pulse saw it ready, or somebody waits in `probe_now`.
+            () = ward.prove.notified() => {}
+            Ok(()) = generations.changed() => {}
+        }
+        if let Some(last) = last_began {
+            sleep_until(last + PROOF_SPACING).await;
+        }
+        let began = Instant::now();
+        last_began = Some(began);
+        let result = match ask(server, probing).await {
+            Ok(Some(Verdict::Echoed)) => Some(Proof::Proven),
+            Ok(Some(Verdict::Refused)) => Some(Proof::Refused),
+            Ok(Some(Verdict::Absent | Verdict::Unknown)) => None,
+            Ok(None) => {
+                debug!(server = %server.id, "No front-proxy certificate: nothing to prove");
+                None
+            }
+            Err(error) => {
+                debug!(server = %server.id, %error, "Identity forwarding cannot be proven now");
+                None
+            }
+        };
+        if let Some(proof) = result
+            && server.set_proof(proof) != proof
+        {
+            match proof {
+                Proof::Refused => {
+                    warn!(server = %server.id, address = %server.address, "Identity forwarding is refused");
+                }
+                _ => {
+                    info!(server = %server.id, address = %server.address, "Identity forwarding is proven");
+                }
+            }
+            table.touch();
+        }
+        ward.rounds.send_modify(|round| {
+            *round = Round {
+                began: Some(began),
+                result,
+                decided: result.map_or(round.decided, |proof| Some(Decided { began, proof })),
+            };
+        });
+        again = Some(
+            began
+                + match result {
+                    Some(Proof::Proven) => PROOF_INTERVAL,
+                    Some(_) => REFUSED_INTERVAL,
+                    None => UNDECIDED_INTERVAL,
+                },
+        );
+        // A decided proof may be all that the pulse waits for.
+        if server.health() != Health::Up {
+            ward.pulse.notify_one();
+        }
+    }
+}
+
+/// Asks who we are; none where mvp has no front-proxy certificate.
+async fn ask(server: &Server, probing: &Probing) -> Result<Option<Verdict>, LinkError> {
+    let mut link = Link::open(&probing.dialer, server, &probing.marker, PROOF_WITHIN).await?;
+    if !link.forwards() {
+        return Ok(None);
+    }
+    proof::prove(&mut link).await.map(Some)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,296 @@
-//! (being built)
+//! The state file: what was learnt, so that a restarted mvp does not forget departed servers and can fail over when
+//! local is down at its start (design 5.3).
+//!
+//! Addresses, names, discovery documents and times; no secrets. What is read back is stale knowledge: routes, 503s and
+//! addresses to try, never a reason to believe that servers differ now. A bad file is logged and ignored: mvp then
+//! starts as if for the first time.
+
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    net::SocketAddr,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+
+use crate::api::discovery::GroupList;
+
+/// Grows when the form changes; a file of another version is ignored.
+const VERSION: u32 = 1;
+/// The most that is read: dozens of servers with thousands of resources stay far below.
+const LIMIT: u64 = 256 << 20;
+
+/// Everything that is kept between runs.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct Snapshot {
+    /// Form of the file.
+    pub version: u32,
+    /// Local and its peers.
+    pub servers: Vec<Saved>,
+}
+
+/// One server.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "camelCase")]
+pub struct Saved {
+    /// A peer's address; none: local.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<SocketAddr>,
+    /// Name for display.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// When its endpoint left; none: it is listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub departed_at: Option<Stamp>,
+    /// What it served; none: it was never read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read: Option<SavedCatalogue>,
+}
+
+/// What one server served.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "camelCase")]
+pub struct SavedCatalogue {
+    /// When the read began.
+    pub at: Stamp,
+    /// Its `gitVersion`.
+    pub git_version: String,
+    /// `/api`.
+    pub core: GroupList,
+    /// `/apis`.
+    pub groups: GroupList,
+}
+
+/// Wall-clock time in seconds since 1970: monotonic time does not outlive a process.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Debug)]
+#[serde(transparent)]
+pub struct Stamp(u64);
+
+/// Why the file was not read.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// It cannot be opened or read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Somebody else may have written it.
+    #[error("{} belongs to another user or is writable for others", .0.display())]
+    Foreign(PathBuf),
+    /// Larger than anything mvp writes.
+    #[error("{} is larger than {LIMIT} bytes", .0.display())]
+    TooLarge(PathBuf),
+    /// Not what this version of mvp writes.
+    #[error("{} is not a state file of this version: {fault}", path.display())]
+    Malformed {
+        /// Which.
+        path: PathBuf,
+        /// What about it.
+        fault: String,
+    },
+}
+
+impl Stamp {
+    /// Now.
+    pub fn now() -> Self {
+        Self::ago(Duration::ZERO)
+    }
+
+    /// The time that was `age` ago.
+    pub fn ago(age: Duration) -> Self {
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        Self(now.saturating_sub(age).as_secs())
+    }
+
+    /// How long ago it was; zero for a time in the future (the clock was set back).
+    pub fn age(self) -> Duration {
+        Duration::from_secs(Self::now().0.saturating_sub(self.0))
+    }
+}
+
+impl Snapshot {
+    /// A snapshot in the present form.
+    pub const fn new(servers: Vec<Saved>) -> Self {
+        Self {
+            version: VERSION,
+            servers,
+        }
+    }
+
+    /// Whether both say the same, times of reading aside: then there is nothing to write.
+    pub fn tells_the_same(&self, other: &Self) -> bool {
+        self.servers.len() == other.servers.len()
+            && self.servers.iter().zip(&other.servers).all(|(one, two)| {
+                one.address == two.address
+                    && one.name == two.name
+                    && one.departed_at == two.departed_at
+                    && match (&one.read, &two.read) {
+                        (Some(one), Some(two)) => {
+                            one.git_version == two.git_version
+                                && one.core == two.core
+                                && one.groups == two.groups
+                        }
+                        (None, None) => true,
+                        _ => false,
+                    }
+            })
+    }
+}
+
+/// Reads the file; none if there is no file.
+pub fn load(path: &Path) -> Result<Option<Snapshot>, StateError> {
+    let unreadable = |source| StateError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let opened = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32)
+        .open(path);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unreadable(error)),
+    };
+    let metadata = file.metadata().map_err(unreadable)?;
+    let ours = metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0;
+    if !ours || !metadata.is_file() {
+        return Err(StateError::Foreign(path.to_owned()));
+    }
+    let mut text = Vec::new();
+    file.take(LIMIT + 1)
+        .read_to_end(&mut text)
+        .map_err(unreadable)?;
+    if text.len() as u64 > LIMIT {
+        return Err(StateError::TooLarge(path.to_owned()));
+    }
+    let malformed = |fault| StateError::Malformed {
+        path: path.to_owned(),
+        fault,
+    };
+    let snapshot: Snapshot =
+        serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
+    if snapshot.version == VERSION {
+        Ok(Some(snapshot))
+    } else {
+        Err(malformed(format!("it has version {}", snapshot.version)))
+    }
+}
+
+/// Writes the file whole or not at all: beside it first (mode 0600), then renamed over it. Blocks.
+pub fn save(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
+    // Two processes share the path while one replaces the other, so each writes beside it under its own name.
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.tmp", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let written = write_new(&beside, snapshot).and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
+        drop(fs::remove_file(&beside));
+    }
+    written
+}
+
+fn write_new(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    let mut out = io::BufWriter::new(file);
+    serde_json::to_writer(&mut out, snapshot)?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::api::discovery::{Group, GroupMeta};
+
+    fn snapshot() -> Snapshot {
+        Snapshot::new(vec![
+            Saved {
+                address: None,
+                name: Some("cp1".into()),
+                departed_at: None,
+                read: None,
+            },
+            Saved {
+                address: Some("[fd00::2]:6443".parse().unwrap()),
+                name: None,
+                departed_at: Some(Stamp::ago(Duration::from_secs(60))),
+                read: Some(SavedCatalogue {
+                    at: Stamp::now(),
+                    git_version: "v1.36.2".into(),
+                    core: GroupList::default(),
+                    groups: GroupList::new(vec![Group {
+                        metadata: GroupMeta {
+                            name: "batch".into(),
+                            ..GroupMeta::default()
+                        },
+                        versions: Vec::new(),
+                    }]),
+                }),
+            },
+        ])
+    }
+
+    #[test]
+    fn what_is_saved_is_loaded_and_only_its_owner_may_read_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        assert!(load(&path).unwrap().is_none());
+        save(&path, &Snapshot::new(Vec::new())).unwrap();
+        save(&path, &snapshot()).unwrap();
+        assert_eq!(load(&path).unwrap().unwrap(), snapshot());
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "left-overs");
+    }
+
+    #[test]
+    fn a_file_that_is_bad_foreign_or_of_another_version_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        let write = |text: &str, mode| {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        write("{\"version\":1,\"servers\":", 0o600);
+        assert!(matches!(load(&path), Err(StateError::Malformed { .. })));
+        write("{\"version\":7,\"servers\":[]}", 0o600);
+        assert!(matches!(load(&path), Err(StateError::Malformed { .. })));
+        write("{\"version\":1,\"servers\":[]}", 0o666);
+        assert!(matches!(load(&path), Err(StateError::Foreign(_))));
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        assert!(matches!(load(&path), Err(StateError::Read { .. })));
+    }
+
+    #[test]
+    fn times_of_reading_alone_are_no_news() {
+        let one = snapshot();
+        let mut two = one.clone();
+        two.servers[1].read.as_mut().unwrap().at = Stamp(1);
+        assert!(one.tells_the_same(&two));
+        two.servers[1].departed_at = None;
+        assert!(!one.tells_the_same(&two));
+    }
+}

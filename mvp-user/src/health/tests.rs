@@ -1,0 +1,85 @@
+//! Tests of the handle and of reading `/readyz`; the loops run against a stand-in in `tests/it/learning.rs`.
+
+use http::HeaderMap;
+
+use super::*;
+
+fn answer(status: u16, body: &'static str) -> Answer {
+    Answer {
+        status: StatusCode::from_u16(status).unwrap(),
+        headers: HeaderMap::new(),
+        body: body.into(),
+    }
+}
+
+#[test]
+fn readyz_tells_a_leaving_server_from_one_that_is_not_ready_yet() {
+    assert_eq!(read_readyz(&answer(200, "ok")), Seen::Ready);
+    let stopping = "[+]ping ok\n[-]shutdown failed: reason withheld\nreadyz check failed\n";
+    let starting = "[+]ping ok\n[-]poststarthook/rbac/bootstrap-roles failed: reason withheld\n";
+    assert_eq!(
+        read_readyz(&answer(500, stopping)),
+        Seen::NotReady { leaving: true }
+    );
+    assert_eq!(
+        read_readyz(&answer(500, starting)),
+        Seen::NotReady { leaving: false }
+    );
+    assert_eq!(
+        read_readyz(&answer(429, "")),
+        Seen::NotReady { leaving: true }
+    );
+    assert_eq!(
+        read_readyz(&answer(403, "forbidden")),
+        Seen::NotReady { leaving: false }
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_share_one_proof_that_began_after_they_asked() {
+    let local = Arc::new(Server::new(
+        ServerId::Local,
+        "127.0.0.1:6443".parse().unwrap(),
+    ));
+    let prober = Prober::new(Arc::new(Table::new(Arc::clone(&local))));
+    let ward = Arc::new(Ward::new());
+    prober.wards.insert(ServerId::Local, Arc::clone(&ward));
+    // A round that began before anybody asked must not answer.
+    ward.rounds.send_replace(Round {
+        began: Some(Instant::now()),
+        result: Some(Proof::Proven),
+        decided: None,
+    });
+    tokio::time::advance(Duration::from_millis(10)).await;
+    let answer = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        ward.rounds.send_replace(Round {
+            began: Some(Instant::now()),
+            result: Some(Proof::Refused),
+            decided: None,
+        });
+    };
+    let (first, second, ()) =
+        tokio::join!(prober.probe_now(&local), prober.probe_now(&local), answer);
+    assert_eq!((first, second), (Proof::Refused, Proof::Refused));
+    // Nobody answers: the wait is bounded.
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert_eq!(prober.probe_now(&local).await, Proof::Unproven);
+}
+
+#[test]
+fn a_report_is_true_at_once() {
+    let local = Arc::new(Server::new(
+        ServerId::Local,
+        "127.0.0.1:6443".parse().unwrap(),
+    ));
+    local.set_health(Health::Up);
+    let table = Arc::new(Table::new(Arc::clone(&local)));
+    let before = *table.changed.borrow();
+    let prober = Prober::new(Arc::clone(&table));
+    prober.report(&local, Health::Draining);
+    assert_eq!(local.health(), Health::Draining);
+    assert_ne!(*table.changed.borrow(), before);
+    prober.local_replaced();
+    assert_eq!(local.health(), Health::Starting);
+}
