@@ -226,6 +226,10 @@ pub fn decide(
             Some(_) => Decision::refuse(Refusal::LocalDown, because),
         };
     }
+    // At local the refusal ends steering; the client reconnects to local directly (design 4.3).
+    if evidence.outcome(local.id) == Some(Outcome::Refused) {
+        return Decision::refuse(Refusal::ForwardingRefused, Because::Failed);
+    }
     let authority = authority_of(&members, local_down, evidence);
     let walk = Walk {
         info,
@@ -244,10 +248,7 @@ pub fn decide(
         )),
         Class::OpenApi(path) => walk.discovery(
             path == OpenApiPath::V3Document
-                && info
-                    .group()
-                    .or_else(|| info.group_version().map(|gv| gv.group))
-                    .is_some(),
+                && (info.group_version().is_some() || info.group().is_some()),
         ),
         Class::LocalOnly | Class::Other => walk.at_authority(Because::NonResource),
     }
@@ -290,9 +291,9 @@ impl Walk<'_> {
     /// What every server can answer: the authority, or the next one if it fails.
     fn at_authority(&self, because: Because) -> Decision {
         match self.evidence.outcome(self.authority.id) {
-            None => Decision::send(self.authority, because),
+            None if !self.evidence.is_full() => Decision::send(self.authority, because),
             Some(Outcome::NotFound) => relay(because),
-            Some(_) => self.failed(),
+            None | Some(_) => self.failed(),
         }
     }
 
@@ -314,7 +315,7 @@ impl Walk<'_> {
             return self.at_authority(Because::NonResource);
         };
         let want = Want::Resource(resource, self.info.subresource(), self.info.verb());
-        if self.evidence.outcome(self.authority.id).is_none() {
+        if self.evidence.outcome(self.authority.id).is_none() && !self.evidence.is_full() {
             match self.table.look(self.authority.id, |it| want.is_in(it)) {
                 Some(true) => return Decision::send(self.authority, Because::AuthorityServes),
                 Some(false) => {}
@@ -347,6 +348,7 @@ impl Walk<'_> {
         }
         let ready = self.table.is_ready();
         match self.evidence.outcome(self.authority.id) {
+            None if self.evidence.is_full() => self.failed(),
             None if ready => Decision::send(self.authority, Because::NobodyServes),
             None => Decision::send(self.authority, Because::NotReady),
             Some(Outcome::NotFound) => self.double_check(ready),
@@ -357,6 +359,9 @@ impl Walk<'_> {
 
     /// A 404 for an unknown path or resource, and nobody is known to serve it.
     fn double_check(&self, ready: bool) -> Decision {
+        if matches!(self.info.class(), Class::OpenApi(_)) {
+            return relay(Because::NobodyServes);
+        }
         match self.evidence.refresh() {
             _ if !ready => Decision::refuse(Refusal::NotReady, Because::NotReady),
             Refreshed::Failed => Decision::refuse(Refusal::Unconfirmed, Because::Unconfirmed),

@@ -32,9 +32,9 @@ pub(super) fn is_true(query: &str, key: &str) -> bool {
 
 /// A parameter that cannot be decoded makes kube-apiserver forget the selector, but not the watch.
 fn integers_parse(query: &str) -> bool {
-    ["limit", "timeoutSeconds"].into_iter().all(|key| {
-        first(query, key).is_none_or(|value| value.is_empty() || value.parse::<i64>().is_ok())
-    })
+    ["limit", "timeoutSeconds"]
+        .into_iter()
+        .all(|key| first(query, key).is_none_or(|value| value.parse::<i64>().is_ok()))
 }
 
 /// The first value of `key`. Pairs with a raw `;` or a bad escape are dropped, as Go drops them.
