@@ -1,0 +1,41 @@
+//! Reading and routing a request allocates nothing. A binary of its own, because it counts with a global allocator.
+
+use http::Method;
+use mvp_user::{
+    config::LocalDown,
+    request_info::RequestInfo,
+    route::{Evidence, decide},
+};
+
+#[path = "../benches/route/world.rs"]
+mod world;
+
+#[test]
+fn a_decision_allocates_nothing() {
+    let table = world::table();
+    let asker = world::asker();
+    for (name, uri) in world::QUESTIONS {
+        let uri = world::uri(uri);
+        let count = allocation_counter::measure(|| {
+            let info = RequestInfo::parse(&Method::GET, &uri).unwrap();
+            let decision = decide(
+                &info,
+                &asker,
+                &Evidence::default(),
+                &table,
+                LocalDown::Failover,
+            );
+            assert!(decision.server().is_some());
+        });
+        assert_eq!(count.count_total, 0, "{name}");
+    }
+}
+
+#[test]
+fn only_an_escape_costs_a_copy_of_the_path() {
+    let uri = world::uri("/api/v1/namespaces/d/pods/p%31");
+    let count = allocation_counter::measure(|| {
+        RequestInfo::parse(&Method::GET, &uri).unwrap();
+    });
+    assert!((1..=3).contains(&count.count_total), "{count:?}");
+}
