@@ -1,1 +1,268 @@
-//! (being built)
+//! Door 1: gives every client the same cluster in every form of discovery, by completing one server's answer.
+//!
+//! [`Discovery::prepare`] looks at a request before it is sent to a server and [`Discovery::complete`] at the answer, which
+//! it takes by value: without a server's own 200 or 304 to this caller there is no way to a completed document. Anything
+//! else a server answers is relayed. Not for deciding which server is asked (`route`) nor for learning (`peers`).
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use http::{HeaderValue, Method, Request, Response, header};
+
+use crate::{
+    api::{GroupVersion, ServerId, discovery::Form, wire::WireError},
+    body::Body,
+    reply::Side,
+    request_info::{Class, DiscoveryPath, OpenApiPath, RequestInfo},
+    route::{Asker, AskerKind},
+    table::{Server, Table},
+};
+
+mod aggregated;
+mod answer;
+pub mod merge;
+mod negotiate;
+#[cfg(test)]
+mod tests;
+
+use aggregated::{Aggregated, Base, Key};
+use answer::{Authorised, Client};
+use negotiate::Wanted;
+
+/// All that is kept between requests. One per process; every thread uses it.
+#[derive(Debug)]
+pub struct Discovery {
+    table: Arc<Table>,
+    aggregated: Aggregated,
+    /// What happened, for metrics and tests.
+    pub counters: Counters,
+}
+
+/// What was done so far.
+#[derive(Debug, Default)]
+pub struct Counters {
+    builds: AtomicU64,
+    hits: AtomicU64,
+    parses: AtomicU64,
+    unreadable: AtomicU64,
+}
+
+/// How an answer is to be completed; made from the request before it is sent.
+#[derive(Debug)]
+pub struct Plan {
+    document: Document,
+    client: Client,
+    /// Forms of aggregated discovery that the client accepts, the best first.
+    wanted: Vec<Wanted>,
+    /// The answer may be indented.
+    pretty: bool,
+    /// The server's own document that its 304 would be about.
+    base: Option<Arc<Base>>,
+}
+
+/// What is asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Document {
+    Api,
+    Apis,
+    Group(Box<str>),
+    Version(GroupVersion),
+}
+
+impl Discovery {
+    /// Knows nothing yet but the table.
+    pub fn new(table: Arc<Table>) -> Self {
+        Self {
+            table,
+            aggregated: Aggregated::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Looks at a request before it goes to `server`; `None` if the answer is to be relayed untouched: another kind of
+    /// request, a front proxy or another mvp asking, or `profile=nopeer`. May change Accept and the conditional headers:
+    /// they are about the server's own document from here on.
+    pub fn prepare<B>(
+        &self,
+        info: &RequestInfo,
+        asker: &Asker,
+        server: &Server,
+        request: &mut Request<B>,
+    ) -> Option<Plan> {
+        let document = Document::of(info)?;
+        let head = *request.method() == Method::HEAD;
+        if !head && *request.method() != Method::GET {
+            return None;
+        }
+        if asker.kind == AskerKind::FrontProxy || asker.marker || asker.decided {
+            return None;
+        }
+        let pretty = negotiate::is_pretty(request.headers(), request.uri().query());
+        let headers = request.headers_mut();
+        let wanted = match document {
+            Document::Api | Document::Apis => negotiate::aggregated(headers),
+            Document::Group(_) | Document::Version(_) => Vec::new(),
+        };
+        if wanted.first().is_some_and(|wanted| wanted.nopeer) {
+            return None;
+        }
+        let gzip = negotiate::takes_gzip(headers);
+        // A coding that mvp cannot undo would keep it from reading the answer.
+        if gzip {
+            headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        } else {
+            headers.remove(header::ACCEPT_ENCODING);
+        }
+        let if_none_match = headers.remove(header::IF_NONE_MATCH);
+        let mut base = None;
+        if let Some(first) = wanted.first() {
+            if let Some(accept) = negotiate::without_peers(headers) {
+                headers.insert(header::ACCEPT, accept);
+            }
+            let key = Key {
+                server: server.id,
+                core: document == Document::Api,
+                form: Form::V2,
+            };
+            // Only if a 304 leaves no doubt about the representation: a server that is older than v2 takes the next form.
+            if first.form == Form::V2
+                && !pretty
+                && let Some((known, etag)) = self.aggregated.known(key, if_none_match.as_ref())
+            {
+                headers.insert(header::IF_NONE_MATCH, etag);
+                base = Some(known);
+            }
+        }
+        let client = Client {
+            if_none_match,
+            gzip,
+            head,
+        };
+        Some(Plan {
+            document,
+            client,
+            wanted,
+            pretty,
+            base,
+        })
+    }
+
+    /// What the client sees: the answer of `from`, completed.
+    pub async fn complete(
+        &self,
+        plan: Plan,
+        from: &Server,
+        answer: Response<Body>,
+    ) -> Response<Body> {
+        let side = match from.id {
+            ServerId::Local => Side::Local,
+            ServerId::Peer(_) => Side::Peer,
+        };
+        let answer = match Authorised::check(side, answer) {
+            Ok(answer) => answer,
+            Err(other) => return other,
+        };
+        let core = plan.document == Document::Api;
+        match &plan.document {
+            Document::Api | Document::Apis => match form_of(&plan, &answer) {
+                Some(form) => {
+                    let key = Key {
+                        server: from.id,
+                        core,
+                        form,
+                    };
+                    self.aggregated
+                        .complete(&plan, &self.table, key, answer, &self.counters)
+                        .await
+                }
+                None => answer.relay(),
+            },
+            Document::Group(_) | Document::Version(_) => answer.relay(),
+        }
+    }
+}
+
+/// The form of aggregated discovery that came, if it is one, and not one that was asked for without peers.
+fn form_of(plan: &Plan, answer: &Authorised) -> Option<Form> {
+    if answer.is_unchanged() {
+        return plan.base.is_some().then_some(Form::V2);
+    }
+    let content_type = answer.text(&header::CONTENT_TYPE)?;
+    let version = content_type
+        .split(';')
+        .find_map(|param| param.trim().strip_prefix("v="));
+    let form = match version {
+        Some("v2") => Form::V2,
+        Some("v2beta1") => Form::V2Beta1,
+        _ => return None,
+    };
+    content_type
+        .contains("as=APIGroupDiscoveryList")
+        .then_some(form)
+}
+
+impl Document {
+    fn of(info: &RequestInfo) -> Option<Self> {
+        match info.class() {
+            Class::Discovery(DiscoveryPath::Api) => Some(Self::Api),
+            Class::Discovery(DiscoveryPath::Apis) => Some(Self::Apis),
+            Class::Discovery(DiscoveryPath::Group) => Some(Self::Group(info.group()?.into())),
+            Class::Discovery(DiscoveryPath::GroupVersion) => {
+                let group_version = info.group_version()?;
+                Some(Self::Version(GroupVersion::new(
+                    group_version.group,
+                    group_version.version,
+                )))
+            }
+            Class::OpenApi(OpenApiPath::V2 | OpenApiPath::V3Index | OpenApiPath::V3Document)
+            | Class::Resource
+            | Class::LocalOnly
+            | Class::Other => None,
+        }
+    }
+}
+
+impl Counters {
+    /// Documents that were merged.
+    pub fn builds(&self) -> u64 {
+        self.builds.load(Ordering::Relaxed)
+    }
+
+    /// Requests that found their document merged.
+    pub fn hits(&self) -> u64 {
+        self.hits.load(Ordering::Relaxed)
+    }
+
+    /// Answers of servers that were parsed.
+    pub fn parses(&self) -> u64 {
+        self.parses.load(Ordering::Relaxed)
+    }
+
+    /// Answers that could not be completed because they could not be read.
+    pub fn unreadable_answers(&self) -> u64 {
+        self.unreadable.load(Ordering::Relaxed)
+    }
+
+    fn build(&self) {
+        self.builds.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn hit(&self) {
+        self.hits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn parse(&self) {
+        self.parses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn unreadable(&self, server: ServerId, error: &WireError) {
+        // Once at the level that people read: a server that answers like this does so for every request.
+        if self.unreadable.fetch_add(1, Ordering::Relaxed) == 0 {
+            tracing::warn!(%server, %error, "Discovery answer relayed without completion");
+        } else {
+            tracing::debug!(%server, %error, "Discovery answer relayed without completion");
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! An answer that authorises: the key to every completed document.
+//!
+//! [`Authorised`] can only be made from a server's own 200 or 304 to the caller's request, and everything that gives a
+//! completed document away takes one. So no cache can be asked on behalf of someone whom no server has let in.
+
+use std::{
+    collections::VecDeque,
+    io::Write as _,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderName, HeaderValue, Response, StatusCode, header, response::Parts};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::BodyExt as _;
+
+use crate::{
+    api::wire::{self, WireError},
+    body::{Body, BodyError},
+    reply::{Refusal, Side, refuse},
+};
+
+/// kube-apiserver compresses what is larger (k/k PR 77449).
+const GZIP_FROM: usize = 128 << 10;
+
+/// A server's 200 or 304.
+#[derive(Debug)]
+pub(super) struct Authorised {
+    parts: Parts,
+    body: Body,
+    side: Side,
+}
+
+/// Why there are no bytes to complete.
+#[derive(Debug)]
+pub(super) enum Unread {
+    /// The body broke off: there is nothing to relay.
+    Broken,
+    /// More than the bound, or an unknown coding: relayed as it is.
+    Opaque(WireError),
+}
+
+/// What the client is to see instead of the server's body.
+pub(super) struct Completion {
+    pub(super) bytes: Bytes,
+    /// The same, compressed; used if the client takes gzip.
+    pub(super) gzip: Option<Bytes>,
+    pub(super) content_type: HeaderValue,
+    pub(super) etag: Option<HeaderValue>,
+}
+
+/// What the client's request said about the form of the answer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Client {
+    pub(super) if_none_match: Option<HeaderValue>,
+    pub(super) gzip: bool,
+    pub(super) head: bool,
+}
+
+impl Authorised {
+    /// The answer, if it authorises; otherwise it is given back to be relayed.
+    pub(super) fn check(side: Side, answer: Response<Body>) -> Result<Self, Response<Body>> {
+        if matches!(answer.status(), StatusCode::OK | StatusCode::NOT_MODIFIED) {
+            let (parts, body) = answer.into_parts();
+            Ok(Self { parts, body, side })
+        } else {
+            Err(answer)
+        }
+    }
+
+    /// 304: the server has what was named in If-None-Match.
+    pub(super) fn is_unchanged(&self) -> bool {
+        self.parts.status == StatusCode::NOT_MODIFIED
+    }
+
+    pub(super) fn text(&self, name: &HeaderName) -> Option<&str> {
+        self.parts.headers.get(name)?.to_str().ok()
+    }
+
+    pub(super) fn etag(&self) -> Option<&HeaderValue> {
+        self.parts.headers.get(header::ETAG)
+    }
+
+    /// The plain body, at most `limit` bytes of it. Whatever happens but [`Unread::Broken`], [`Self::relay`] still gives
+    /// the server's answer.
+    pub(super) async fn read(&mut self, limit: usize) -> Result<Bytes, Unread> {
+        let mut body = std::mem::take(&mut self.body);
+        let mut seen = VecDeque::new();
+        let mut length = 0;
+        let mut whole = BytesMut::new();
+        while length <= limit {
+            match body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        length += data.len();
+                        seen.push_back(data);
+                    }
+                }
+                Some(Err(_)) => return Err(Unread::Broken),
+                None => {
+                    for data in seen {
+                        whole.extend_from_slice(&data);
+                    }
+                    let raw = whole.freeze();
+                    self.body = Body::full(raw.clone());
+                    return self.plain(raw, limit).map_err(Unread::Opaque);
+                }
+            }
+        }
+        self.body = Body::boxed(Replayed { seen, rest: body });
+        Err(Unread::Opaque(WireError::TooLarge(limit)))
+    }
+
+    fn plain(&self, raw: Bytes, limit: usize) -> Result<Bytes, WireError> {
+        match self.text(&header::CONTENT_ENCODING) {
+            None => Ok(raw),
+            coding => wire::decompress(coding, &raw, limit).map(Bytes::from),
+        }
+    }
+
+    /// The server's answer as it came.
+    pub(super) fn relay(self) -> Response<Body> {
+        Response::from_parts(self.parts, self.body)
+    }
+
+    /// Nothing can be relayed.
+    pub(super) fn broken(self) -> Response<Body> {
+        refuse(Refusal::Unreachable(self.side))
+    }
+
+    /// The server's headers around the completed document.
+    pub(super) fn complete(mut self, client: &Client, document: Completion) -> Response<Body> {
+        let unchanged = document.etag.is_some() && client.if_none_match == document.etag;
+        let headers = &mut self.parts.headers;
+        for name in [
+            header::CONTENT_LENGTH,
+            header::CONTENT_ENCODING,
+            header::TRANSFER_ENCODING,
+            header::ETAG,
+        ] {
+            headers.remove(name);
+        }
+        for name in [header::ACCEPT_RANGES, header::LAST_MODIFIED] {
+            headers.remove(name);
+        }
+        if let Some(etag) = document.etag {
+            headers.insert(header::ETAG, etag);
+        }
+        if unchanged {
+            headers.remove(header::CONTENT_TYPE);
+            self.parts.status = StatusCode::NOT_MODIFIED;
+            return Response::from_parts(self.parts, Body::Empty);
+        }
+        self.parts.status = StatusCode::OK;
+        headers.insert(header::CONTENT_TYPE, document.content_type);
+        let bytes = match document.gzip {
+            Some(compressed) if client.gzip => {
+                headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+                headers.append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+                compressed
+            }
+            _ => document.bytes,
+        };
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes.len()));
+        let body = if client.head {
+            Body::Empty
+        } else {
+            Body::full(bytes)
+        };
+        Response::from_parts(self.parts, body)
+    }
+}
+
+/// The compressed form of what is large enough.
+pub(super) fn compress(bytes: &[u8]) -> Option<Bytes> {
+    if bytes.len() <= GZIP_FROM {
+        return None;
+    }
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(bytes)
+        .and_then(|()| gzip.finish())
+        .ok()
+        .map(Bytes::from)
+}
+
+/// What was read already, then the rest.
+struct Replayed {
+    seen: VecDeque<Bytes>,
+    rest: Body,
+}
+
+impl HttpBody for Replayed {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Some(data) = self.seen.pop_front() {
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        Poll::Ready(ready!(Pin::new(&mut self.rest).poll_frame(cx)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.seen.is_empty() && self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}
