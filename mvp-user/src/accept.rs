@@ -2,20 +2,43 @@
 //!
 //! Not for requests (`serve`), nor for who the client is (`identity`).
 
-use std::{
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::{future::poll_fn, io, net::SocketAddr, rc::Rc, sync::Arc, task::Poll, time::Duration};
 
 use bytes::Bytes;
-use tokio::net::{TcpListener, TcpStream};
-
+use prometheus_client::registry::Registry;
 use rustls_pki_types::CertificateDer;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout_at},
+};
+use tokio_rustls::{StartHandshake, server::TlsStream};
 
-use crate::{table::Table, tls::Tls};
+use crate::{config::Config, table::Table, tls::Tls};
+
+mod hello;
+mod metrics;
+mod node;
+mod room;
+#[cfg(test)]
+mod tests;
+
+use hello::{Hello, Verdict};
+use metrics::Metrics;
+pub use metrics::Outcome;
+use node::NodeAddresses;
+pub use room::{Room, Slot};
+
+/// For the handshake as a whole: kube-apiserver's (its read header time-out), so that slow smart cards still get in.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(32);
+/// As kube-apiserver's listener.
+const KEEPALIVE: Duration = Duration::from_secs(180);
+/// After a stop was asked for, connections already on their way are still accepted, for at least this long.
+pub const LINGER: Duration = Duration::from_secs(3);
+/// And for at most this long: half-open handshakes may be those of a SYN flood, or of another listener.
+pub const LINGER_AT_MOST: Duration = Duration::from_secs(15);
 
 /// Why a connection is passed on byte for byte.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -50,10 +73,10 @@ pub enum Connection {
 #[derive(Debug)]
 pub struct TlsConnection {
     /// The stream.
-    pub io: tokio_rustls::server::TlsStream<TcpStream>,
-    /// The client.
+    pub io: TlsStream<TcpStream>,
+    /// The client; never an IPv4-mapped address.
     pub peer: SocketAddr,
-    /// The address that the client reached.
+    /// The address that the client reached; never an IPv4-mapped one.
     pub local: SocketAddr,
     /// `mvp-direct` from a foreign address: everything goes to local (design 4.4).
     pub decided: bool,
@@ -64,49 +87,246 @@ pub struct TlsConnection {
 }
 
 impl TlsConnection {
-    /// The certificate chain that the client presented, leaf first: for `identity::Presented`.
+    /// The certificate chain that the client presented, leaf first: for `identity::Presented`. A resumed session
+    /// brings the chain of the first one.
     pub fn chain(&self) -> Option<&[CertificateDer<'static>]> {
         self.io.get_ref().1.peer_certificates()
-    }
-}
-
-/// How many client connections there are, against the bound. Shared with the steerer (reason *full*).
-#[derive(Debug)]
-pub struct Room {
-    open: AtomicUsize,
-}
-
-/// One client connection, counted until it is dropped.
-#[derive(Debug)]
-pub struct Slot(Arc<Room>);
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// What every accepting thread shares.
 #[derive(Debug)]
 pub struct Acceptor {
-    _tls: Arc<Tls>,
-    _table: Arc<Table>,
+    tls: Arc<Tls>,
+    table: Arc<Table>,
+    room: Arc<Room>,
+    node: NodeAddresses,
+    metrics: Metrics,
+    secure_port: u16,
 }
 
 impl Acceptor {
-    /// Accepts from `listeners` until `stop` is true and their queues are empty; each connection becomes a task of
-    /// `handler` on this thread. Returns the connections still open; dropping them ends them.
-    /// Must be called inside a `LocalSet`.
+    /// Shared by all accepting threads.
+    pub fn new(config: &Config, tls: Arc<Tls>, table: Arc<Table>) -> Arc<Self> {
+        Arc::new(Self {
+            tls,
+            table,
+            room: Arc::new(Room::new(config.max_connections)),
+            node: NodeAddresses::default(),
+            metrics: Metrics::default(),
+            secure_port: config.secure_port,
+        })
+    }
+
+    /// How full it is: the steerer stops steering before there is no room left.
+    pub const fn room(&self) -> &Arc<Room> {
+        &self.room
+    }
+
+    /// Adds the families to a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        self.metrics.register(registry);
+        self.room.register(registry);
+    }
+
+    /// Accepts from `listeners`; each connection becomes a task of `handler` on this thread. When `stop` becomes true
+    /// (steering is off by then), it goes on until what was on its way has been accepted, and closes the listeners.
+    /// Returns the connections still open; dropping them ends them. Must be called inside a `LocalSet`.
     pub async fn run<H, F>(
         self: Arc<Self>,
-        _listeners: Vec<TcpListener>,
-        _stop: tokio::sync::watch::Receiver<bool>,
-        _handler: H,
-    ) -> tokio::task::JoinSet<()>
+        listeners: Vec<TcpListener>,
+        mut stop: watch::Receiver<bool>,
+        handler: H,
+    ) -> JoinSet<()>
     where
         H: Fn(Connection) -> F + 'static,
         F: Future<Output = ()> + 'static,
     {
-        tokio::task::JoinSet::new()
+        let handler = Rc::new(handler);
+        let mut tasks = JoinSet::new();
+        let mut ports: Vec<u16> = listeners
+            .iter()
+            .filter_map(|listener| listener.local_addr().ok())
+            .map(|address| address.port())
+            .collect();
+        ports.push(self.secure_port);
+        let mut stopping: Option<Instant> = None;
+        let mut tick = interval(Duration::from_millis(200));
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                _ = tick.tick(), if stopping.is_some() => {
+                    let since = stopping.map_or(Duration::ZERO, |since| since.elapsed());
+                    if since >= LINGER_AT_MOST
+                        || (since >= LINGER && room::half_open(&ports) == 0 && queues_are_empty(&listeners, &mut |accepted| {
+                            self.start(accepted, &mut tasks, &handler);
+                        }).await)
+                    {
+                        break;
+                    }
+                }
+                stopped = stop.wait_for(|stop| *stop), if stopping.is_none() => {
+                    // A sender that is gone cannot stop us any more; that is a stop too.
+                    drop(stopped);
+                    stopping = Some(Instant::now());
+                }
+                accepted = accept(&listeners) => match accepted {
+                    Ok(accepted) => self.start(accepted, &mut tasks, &handler),
+                    Err(error) => self.accept_failed(&error).await,
+                },
+                Some(ended) = tasks.join_next() => {
+                    if let Err(error) = ended && error.is_panic() {
+                        tracing::error!(%error, "a connection's task failed");
+                    }
+                }
+            }
+        }
+        tasks
     }
+
+    fn start<H, F>(
+        self: &Arc<Self>,
+        (stream, peer): (TcpStream, SocketAddr),
+        tasks: &mut JoinSet<()>,
+        handler: &Rc<H>,
+    ) where
+        H: Fn(Connection) -> F + 'static,
+        F: Future<Output = ()> + 'static,
+    {
+        let slot = self.room.enter();
+        let acceptor = Arc::clone(self);
+        let handler = Rc::clone(handler);
+        tasks.spawn_local(async move {
+            let peer = canonical(peer);
+            match Box::pin(acceptor.prepare(stream, peer, slot)).await {
+                Ok((connection, outcome)) => {
+                    acceptor.metrics.count(outcome);
+                    handler(connection).await;
+                }
+                Err(failure) => {
+                    tracing::debug!(%peer, why = %failure.detail, "no TLS connection with a client");
+                    acceptor.metrics.count(failure.outcome);
+                }
+            }
+        });
+    }
+
+    /// Out of descriptors or memory: what is queued stays queued, the steerer is told, and the loop goes on.
+    async fn accept_failed(&self, error: &io::Error) {
+        if room::is_exhaustion(error) {
+            if !self.room.exhausted_within(Duration::from_secs(1)) {
+                tracing::error!(%error, "no room to accept a connection");
+            }
+            self.room.note_exhaustion();
+            self.metrics.count(Outcome::Exhausted);
+            sleep(Duration::from_millis(20)).await;
+        } else {
+            // The client was gone already, or the network said something about it (accept(2)).
+            tracing::debug!(%error, "accept");
+            self.metrics.count(Outcome::AcceptError);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn prepare(
+        &self,
+        mut stream: TcpStream,
+        peer: SocketAddr,
+        slot: Slot,
+    ) -> Result<(Connection, Outcome), metrics::Failure> {
+        let start = Instant::now();
+        tune(&stream)?;
+        let local = canonical(stream.local_addr()?);
+        let Hello { accepted, head } = hello::read(&mut stream).await?;
+        let client_hello = accepted.client_hello();
+        let sni = client_hello.server_name().map(str::to_owned);
+        let verdict = hello::judge(&client_hello, peer.ip(), &self.node, &self.table);
+        let decided = match verdict {
+            Verdict::Raw(why) => {
+                let outcome = Outcome::Raw(why);
+                let head = head.freeze();
+                return Ok((
+                    Connection::Raw {
+                        stream,
+                        head,
+                        why,
+                        peer,
+                        slot,
+                    },
+                    outcome,
+                ));
+            }
+            Verdict::Terminate { decided } => decided,
+        };
+        drop(head);
+        let config = self.tls.current().server_for(local.ip(), sni.as_deref());
+        let handshake = StartHandshake::from_parts(accepted, stream).into_stream(config);
+        let io = timeout_at(start + HANDSHAKE_TIMEOUT, handshake)
+            .await
+            .map_err(|_elapsed| {
+                metrics::Failure::timeout("handshake not finished within 32 s")
+            })??;
+        let h2 = io.get_ref().1.alpn_protocol() == Some(b"h2");
+        let connection = TlsConnection {
+            io,
+            peer,
+            local,
+            decided,
+            h2,
+            slot,
+        };
+        Ok((Connection::Tls(Box::new(connection)), Outcome::Terminated))
+    }
+}
+
+fn tune(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE)
+        .with_interval(Duration::from_secs(15));
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// The next connection of any listener. The first ready one wins; the others keep theirs in the kernel's queue.
+async fn accept(listeners: &[TcpListener]) -> io::Result<(TcpStream, SocketAddr)> {
+    poll_fn(|context| {
+        for listener in listeners {
+            if let Poll::Ready(accepted) = listener.poll_accept(context) {
+                return Poll::Ready(accepted);
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// Takes out what is queued; true if there was nothing.
+async fn queues_are_empty(
+    listeners: &[TcpListener],
+    start: &mut impl FnMut((TcpStream, SocketAddr)),
+) -> bool {
+    let mut empty = true;
+    poll_fn(|context| {
+        for listener in listeners {
+            // As many as a queue can hold, so that a flood cannot keep us here.
+            for _ in 0..4096 {
+                match listener.poll_accept(context) {
+                    Poll::Ready(Ok(accepted)) => {
+                        empty = false;
+                        start(accepted);
+                    }
+                    Poll::Ready(Err(_)) => empty = false,
+                    Poll::Pending => break,
+                }
+            }
+        }
+        Poll::Ready(())
+    })
+    .await;
+    empty
 }
