@@ -193,14 +193,16 @@ pub async fn run(prober: Prober, probing: Probing) {
             .collect();
         drop(members);
         // A peer that left and came back under the same address is another `Server`: its loops must write to the new one.
-        running.retain(|id, (kept, abort): &mut (Arc<Server>, tokio::task::AbortHandle)| {
-            let stays = servers.iter().any(|server| Arc::ptr_eq(server, kept));
-            if !stays {
-                abort.abort();
-                prober.wards.remove(id);
-            }
-            stays
-        });
+        running.retain(
+            |id, (kept, abort): &mut (Arc<Server>, tokio::task::AbortHandle)| {
+                let stays = servers.iter().any(|server| Arc::ptr_eq(server, kept));
+                if !stays {
+                    abort.abort();
+                    prober.wards.remove(id);
+                }
+                stays
+            },
+        );
         for server in servers {
             running.entry(server.id).or_insert_with(|| {
                 let ward = Arc::new(Ward::new());

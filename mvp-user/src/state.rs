@@ -163,7 +163,8 @@ pub fn load(path: &Path) -> Result<Option<Snapshot>, StateError> {
         Err(error) => return Err(unreadable(error)),
     };
     let metadata = file.metadata().map_err(unreadable)?;
-    let ours = metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0;
+    let ours =
+        metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0;
     if !ours || !metadata.is_file() {
         return Err(StateError::Foreign(path.to_owned()));
     }

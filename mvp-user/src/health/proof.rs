@@ -142,10 +142,7 @@ mod tests {
             judge(status, &forbidden("system:anonymous")),
             Verdict::Refused
         );
-        assert_eq!(
-            judge(status, &forbidden("mvp:probe-not")),
-            Verdict::Refused
-        );
+        assert_eq!(judge(status, &forbidden("mvp:probe-not")), Verdict::Refused);
         assert_eq!(judge(status, b"<html>mvp:probe</html>"), Verdict::Unknown);
     }
 
