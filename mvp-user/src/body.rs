@@ -13,8 +13,12 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
 
-pub use self::streamed::{Open, Streamed};
+pub use self::{
+    kept::{Keeper, Kept, REPLAY_LIMIT},
+    streamed::{Open, Streamed},
+};
 
+mod kept;
 mod streamed;
 
 /// Errors of a body are only ever passed on: whoever reads it sees a truncated stream.
@@ -32,6 +36,8 @@ pub enum Body {
     Incoming(Incoming),
     /// Frames straight from an HTTP/2 stream of an upstream connection; the hot path too.
     Streamed(Streamed),
+    /// A request body that can be sent a second time.
+    Kept(Kept),
     /// Anything else: replayed, counted, limited or test bodies.
     Boxed(UnsyncBoxBody<Bytes, BodyError>),
 }
@@ -75,6 +81,7 @@ impl HttpBody for Body {
             },
             Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
             Self::Streamed(body) => Pin::new(body).poll_frame(cx),
+            Self::Kept(body) => Pin::new(body).poll_frame(cx),
             Self::Boxed(body) => Pin::new(body).poll_frame(cx),
         }
     }
@@ -85,6 +92,7 @@ impl HttpBody for Body {
             Self::Full(body) => body.is_end_stream(),
             Self::Incoming(body) => body.is_end_stream(),
             Self::Streamed(body) => body.is_end_stream(),
+            Self::Kept(body) => body.is_end_stream(),
             Self::Boxed(body) => body.is_end_stream(),
         }
     }
@@ -95,6 +103,7 @@ impl HttpBody for Body {
             Self::Full(body) => body.size_hint(),
             Self::Incoming(body) => body.size_hint(),
             Self::Streamed(body) => body.size_hint(),
+            Self::Kept(body) => body.size_hint(),
             Self::Boxed(body) => body.size_hint(),
         }
     }

@@ -91,9 +91,9 @@ pub enum DialError {
 }
 
 impl DialError {
-    /// Whether the server's port did not answer at all, as opposed to its TLS being wrong or slow.
-    pub const fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Connect { .. } | Self::ConnectTimeout(_))
+    /// Whether the server is to blame, and not this node.
+    pub const fn is_the_servers(&self) -> bool {
+        !matches!(self, Self::Prepare { .. } | Self::NoFrontProxy(_))
     }
 }
 

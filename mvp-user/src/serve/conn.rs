@@ -1,0 +1,156 @@
+//! The hyper servers of client connections, with kube-apiserver's limits (`k8s.io/apiserver/pkg/server/secure_serving.go`).
+
+use std::{cell::Cell, pin::pin, rc::Rc, time::Duration};
+
+use hyper::{
+    rt::Executor,
+    server::conn::{http1, http2},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::TcpStream,
+    sync::watch,
+    task::spawn_local,
+    time::{MissedTickBehavior, interval},
+};
+use tokio_rustls::server::TlsStream;
+
+use super::Visit;
+
+/// Bound of a request's headers.
+const MAX_HEADERS: u32 = 1024 * 1024;
+/// Header lines of one HTTP/1.1 request: a user of 1,000 groups behind a front proxy, and then some.
+const MAX_HEADER_LINES: usize = 2000;
+/// How long a request's headers may take.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(32);
+/// Streams of one client connection; kube-apiserver's, so that one upstream connection has room for them.
+const MAX_STREAMS: u32 = 100;
+const STREAM_WINDOW: u32 = 256 * 1024;
+const CONNECTION_WINDOW: u32 = STREAM_WINDOW * (MAX_STREAMS + 1);
+/// Streams that a client may cancel before they were looked at: twice a full connection (rapid reset, CVE-2023-44487).
+const MAX_PENDING_RESETS: usize = 2 * MAX_STREAMS as usize;
+/// A third of kube-apiserver's 90 s, after three of which an unused connection is ended.
+const IDLE_TICK: Duration = Duration::from_secs(30);
+const IDLE_TICKS: u32 = 3;
+
+pub(super) async fn serve_h1(
+    io: TlsStream<TcpStream>,
+    visit: &Rc<Visit>,
+    mut drain: watch::Receiver<bool>,
+) {
+    let service = {
+        let visit = Rc::clone(visit);
+        service_fn(move |request| Rc::clone(&visit).answer(request))
+    };
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIMEOUT)
+            .max_headers(MAX_HEADER_LINES)
+            .max_buf_size(MAX_HEADERS as usize)
+            .serve_connection(TokioIo::new(io), service)
+            .with_upgrades()
+    );
+    let mut draining = false;
+    loop {
+        tokio::select! {
+            biased;
+            end = connection.as_mut() => {
+                report(visit, end);
+                return;
+            }
+            stop = drain.wait_for(|drain| *drain), if !draining => {
+                // Fails only if whoever drains is gone.
+                draining = true;
+                if stop.is_ok() {
+                    connection.as_mut().graceful_shutdown();
+                }
+            }
+        }
+    }
+}
+
+pub(super) async fn serve_h2(
+    io: TlsStream<TcpStream>,
+    visit: &Rc<Visit>,
+    mut drain: watch::Receiver<bool>,
+) {
+    let service = {
+        let visit = Rc::clone(visit);
+        service_fn(move |request| Rc::clone(&visit).answer(request))
+    };
+    let streams = Streams::default();
+    let mut connection = pin!(
+        http2::Builder::new(streams.clone())
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_header_list_size(MAX_HEADERS)
+            .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+            .serve_connection(TokioIo::new(io), service)
+    );
+    let mut draining = false;
+    let mut idle = 0;
+    let mut answers = 0;
+    let mut tick = interval(IDLE_TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            end = connection.as_mut() => {
+                report(visit, end);
+                return;
+            }
+            () = visit.farewell.notified() => connection.as_mut().graceful_shutdown(),
+            stop = drain.wait_for(|drain| *drain), if !draining => {
+                draining = true;
+                if stop.is_ok() {
+                    connection.as_mut().graceful_shutdown();
+                }
+            }
+            _ = tick.tick() => {
+                let served = visit.answers.get();
+                idle = if streams.0.get() == 0 && served == answers { idle + 1 } else { 0 };
+                answers = served;
+                if idle > IDLE_TICKS {
+                    connection.as_mut().graceful_shutdown();
+                }
+            }
+        }
+    }
+}
+
+fn report(visit: &Visit, end: hyper::Result<()>) {
+    if let Err(error) = end {
+        tracing::debug!(client = %visit.client, %error, "Client connection ended");
+    }
+}
+
+/// Runs the streams of one connection as tasks of its thread, and counts them.
+#[derive(Clone, Default)]
+struct Streams(Rc<Cell<usize>>);
+
+/// One stream, until its answer is sent.
+struct Stream(Rc<Cell<usize>>);
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+impl<F> Executor<F> for Streams
+where
+    F: Future + 'static,
+{
+    fn execute(&self, stream: F) {
+        self.0.set(self.0.get() + 1);
+        let counted = Stream(Rc::clone(&self.0));
+        spawn_local(async move {
+            stream.await;
+            drop(counted);
+        });
+    }
+}

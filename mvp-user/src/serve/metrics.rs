@@ -1,0 +1,213 @@
+//! What `serve` counts.
+
+use std::sync::atomic::AtomicU64;
+
+use http::StatusCode;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+use crate::{
+    accept::RawReason,
+    api::ServerId,
+    reply::{Refusal, Side},
+    request_info::RequestInfo,
+    route::Outcome,
+    table::Server,
+};
+
+/// All counts of this room; shared by the threads. What is counted at every request needs no look-up.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    local: Answers,
+    peer: Answers,
+    refused: Family<RefusedLabels, Counter>,
+    rerouted: Family<ReroutedLabels, Counter>,
+    peer_errors: Family<PeerErrorLabels, Counter>,
+    again: Counter,
+    raw: Family<RawLabels, Counter>,
+    /// Tunnels that are open now: upgrades and raw connections.
+    pub(super) tunnels: Gauge,
+    bytes_up: Counter<u64, AtomicU64>,
+    bytes_down: Counter<u64, AtomicU64>,
+}
+
+/// Answers by the first digit of their status.
+#[derive(Debug, Default)]
+struct Answers([Counter; 5]);
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct RefusedLabels {
+    reason: &'static str,
+    side: &'static str,
+}
+
+/// kube-apiserver's own labels (`apiserver_rerouted_request_total`).
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct ReroutedLabels {
+    code: u16,
+    group: String,
+    version: String,
+    resource: String,
+}
+
+/// kube-apiserver's own labels (`apiserver_peer_proxy_errors_total`).
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct PeerErrorLabels {
+    r#type: &'static str,
+    group: String,
+    version: String,
+    resource: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct RawLabels {
+    why: &'static str,
+    result: &'static str,
+}
+
+const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+
+impl Metrics {
+    /// Publishes them.
+    pub fn register(&self, registry: &mut Registry) {
+        for (server, counts) in [("local", &self.local), ("peer", &self.peer)] {
+            for (code, counter) in CLASSES.into_iter().zip(&counts.0) {
+                registry
+                    .sub_registry_with_labels(
+                        [
+                            ("server".into(), server.into()),
+                            ("code".into(), code.into()),
+                        ]
+                        .into_iter(),
+                    )
+                    .register(
+                        "mvp_requests",
+                        "Requests answered by a kube-apiserver",
+                        counter.clone(),
+                    );
+            }
+        }
+        registry.register(
+            "mvp_refused",
+            "Requests answered by mvp itself",
+            self.refused.clone(),
+        );
+        registry.register(
+            "apiserver_rerouted_request",
+            "Requests answered by a peer",
+            self.rerouted.clone(),
+        );
+        registry.register(
+            "apiserver_peer_proxy_errors",
+            "Attempts at a peer that failed",
+            self.peer_errors.clone(),
+        );
+        registry.register(
+            "mvp_sent_again",
+            "Requests sent once more to the same server",
+            self.again.clone(),
+        );
+        registry.register(
+            "mvp_raw_connections",
+            "Connections passed byte for byte",
+            self.raw.clone(),
+        );
+        registry.register(
+            "mvp_tunnels",
+            "Open upgrades and raw connections",
+            self.tunnels.clone(),
+        );
+        registry.register(
+            "mvp_tunnel_bytes_up",
+            "Bytes tunnelled from clients",
+            self.bytes_up.clone(),
+        );
+        registry.register(
+            "mvp_tunnel_bytes_down",
+            "Bytes tunnelled to clients",
+            self.bytes_down.clone(),
+        );
+    }
+
+    pub(super) fn answered(&self, info: &RequestInfo, server: &Server, status: StatusCode) {
+        let counts = match server.id {
+            ServerId::Local => &self.local,
+            ServerId::Peer(_) => &self.peer,
+        };
+        let class = usize::from(status.as_u16() / 100).saturating_sub(1);
+        if let Some(counter) = counts.0.get(class) {
+            counter.inc();
+        }
+        // Only what a peer's catalogue has is sent to a peer, so the labels are bounded.
+        if server.id != ServerId::Local
+            && let Some(resource) = info.resource()
+        {
+            self.rerouted
+                .get_or_create(&ReroutedLabels {
+                    code: status.as_u16(),
+                    group: resource.group.into(),
+                    version: resource.version.into(),
+                    resource: resource.resource.into(),
+                })
+                .inc();
+        }
+    }
+
+    pub(super) fn refused(&self, why: Refusal) {
+        self.refused
+            .get_or_create(&RefusedLabels {
+                reason: why.as_str(),
+                side: match why.side() {
+                    Side::Client => "client",
+                    Side::Local => "local",
+                    Side::Peer => "peer",
+                    Side::Proxy => "proxy",
+                },
+            })
+            .inc();
+    }
+
+    pub(super) fn failed(&self, info: &RequestInfo, server: &Server, outcome: Outcome) {
+        if server.id == ServerId::Local {
+            return;
+        }
+        let resource = info.resource();
+        self.peer_errors
+            .get_or_create(&PeerErrorLabels {
+                r#type: match outcome {
+                    Outcome::Unprocessed => "unprocessed",
+                    Outcome::Unreachable => "proxy_transport",
+                    Outcome::NotFound => "not_found",
+                    Outcome::Refused => "forwarding_refused",
+                },
+                group: resource.map_or_else(String::new, |it| it.group.into()),
+                version: resource.map_or_else(String::new, |it| it.version.into()),
+                resource: resource.map_or_else(String::new, |it| it.resource.into()),
+            })
+            .inc();
+    }
+
+    pub(super) fn again(&self) {
+        self.again.inc();
+    }
+
+    pub(super) fn raw(&self, why: RawReason, connected: bool) {
+        self.raw
+            .get_or_create(&RawLabels {
+                why: match why {
+                    RawReason::Loopback => "loopback",
+                    RawReason::Direct => "direct",
+                },
+                result: if connected { "joined" } else { "local_down" },
+            })
+            .inc();
+    }
+
+    pub(super) fn tunnelled(&self, up: u64, down: u64) {
+        self.bytes_up.inc_by(up);
+        self.bytes_down.inc_by(down);
+    }
+}
