@@ -238,6 +238,12 @@ impl Verbs {
         matches!(verb, Verb::Other) || self.0 & 1 << verb as u8 != 0
     }
 
+    /// Those that are not in `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
     /// Whether every verb of `other` is among them.
     pub const fn contain(self, other: Self) -> bool {
         self.0 & other.0 == other.0

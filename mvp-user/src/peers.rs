@@ -3,21 +3,43 @@
 //!
 //! Runs in the side room. Not for how the servers are (`health`), nor for what that means for a request (`route`).
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use dashmap::DashMap;
+use hashbrown::HashMap;
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
-    time::{Instant, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 
 use crate::{
     api::ServerId,
+    config::Config,
+    health::{Prober, link::Marker},
     table::{Server, Table},
+    upstream::Dialer,
 };
 
+mod cluster;
+pub mod exclusions;
+mod fetch;
+mod hood;
+mod memory;
+mod nearest;
+mod reader;
 pub mod roster;
+pub mod skew;
+
+use hood::Hood;
 
 /// How long [`Learner::refresh`] waits at most: the spacing of two reads, and one read.
 const REFRESH_WITHIN: Duration = Duration::from_secs(10);
@@ -36,6 +58,20 @@ struct Shared {
     commands: mpsc::Sender<Command>,
     /// Taken by [`run`].
     inbox: std::sync::Mutex<Option<mpsc::Receiver<Command>>>,
+    generation: AtomicU64,
+}
+
+/// What the side room needs for learning.
+#[derive(Debug)]
+pub struct Learning {
+    /// Peers, intervals, the state file.
+    pub config: Arc<Config>,
+    /// Opens connections.
+    pub dialer: Arc<Dialer>,
+    /// Names of the headers that carry an identity.
+    pub marker: Marker,
+    /// Looks at a server at once when it is listed.
+    pub prober: Prober,
 }
 
 /// Where the reader of one server and those who wait for it meet.
@@ -59,6 +95,13 @@ enum Command {
     Forget(SocketAddr, oneshot::Sender<bool>),
 }
 
+/// What the readers tell the neighbourhood.
+#[derive(Debug)]
+enum Notice {
+    /// A server was read; the kind of trouble, if the read was not complete.
+    Read(ServerId, Option<&'static str>),
+}
+
 /// What is known about the peers beside the table; replaced whole.
 #[derive(Clone, Debug, Default)]
 pub struct View {
@@ -68,6 +111,12 @@ pub struct View {
     pub unread: Vec<(ServerId, Instant)>,
     /// Departed peers, and when they will be dropped.
     pub departed: Vec<(ServerId, Instant)>,
+    /// Why the last read of a server was not complete (`connection`, `not_ready`, `status`, `document`).
+    pub troubles: HashMap<ServerId, &'static str>,
+    /// How many reads failed, by kind.
+    pub failures: HashMap<&'static str, u64>,
+    /// How many departed peers were dropped after their grace period.
+    pub dropped: u64,
 }
 
 /// The server could not be read again (design 5.2, double check).
@@ -86,6 +135,7 @@ impl Learner {
                 view: ArcSwap::default(),
                 commands,
                 inbox: std::sync::Mutex::new(Some(inbox)),
+                generation: AtomicU64::new(0),
             }),
         }
     }
@@ -134,5 +184,50 @@ impl Learner {
     /// What is known about the peers beside the table.
     pub fn view(&self) -> Arc<View> {
         self.shared.view.load_full()
+    }
+}
+
+impl Shared {
+    /// Greater than every one before, of any server: a catalogue that was forgotten and comes back is told apart.
+    fn next_generation(&self) -> u64 {
+        self.generation.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Has every server read at once.
+    fn read_all(&self) {
+        for desk in &self.desks {
+            desk.wanted.notify_one();
+        }
+    }
+}
+
+/// Learns for ever. Runs in the side room, inside its `LocalSet`; dropping it stops everything. A second call returns.
+pub async fn run(learner: Learner, learning: Learning) {
+    let inbox = learner.shared.inbox.lock().map(|mut inbox| inbox.take());
+    let Ok(Some(mut inbox)) = inbox else {
+        return;
+    };
+    let (notices, mut noticed) = mpsc::channel(64);
+    let (news, mut heard) = mpsc::channel(64);
+    let learning = Rc::new(learning);
+    let mut hood = Hood::new(Arc::clone(&learner.shared), Rc::clone(&learning), notices);
+    hood.restore();
+    if learning.config.peers.is_empty() {
+        hood.watch(news.clone());
+    } else {
+        hood.take_static(&learning.config.peers);
+    }
+    loop {
+        hood.settle();
+        tokio::select! {
+            Some(news) = heard.recv() => hood.take(news).await,
+            Some(notice) = noticed.recv() => hood.notice(&notice),
+            Some(Command::Forget(address, answer)) = inbox.recv() => {
+                if answer.send(hood.forget(address)).is_err() {
+                    tracing::debug!(%address, "Whoever asked to forget a peer has left");
+                }
+            }
+            () = sleep_until(hood.next()) => {}
+        }
     }
 }

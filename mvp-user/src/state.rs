@@ -126,25 +126,6 @@ impl Snapshot {
             servers,
         }
     }
-
-    /// Whether both say the same, times of reading aside: then there is nothing to write.
-    pub fn tells_the_same(&self, other: &Self) -> bool {
-        self.servers.len() == other.servers.len()
-            && self.servers.iter().zip(&other.servers).all(|(one, two)| {
-                one.address == two.address
-                    && one.name == two.name
-                    && one.departed_at == two.departed_at
-                    && match (&one.read, &two.read) {
-                        (Some(one), Some(two)) => {
-                            one.git_version == two.git_version
-                                && one.core == two.core
-                                && one.groups == two.groups
-                        }
-                        (None, None) => true,
-                        _ => false,
-                    }
-            })
-    }
 }
 
 /// Reads the file; none if there is no file.
@@ -283,15 +264,5 @@ mod tests {
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
         assert!(matches!(load(&path), Err(StateError::Read { .. })));
-    }
-
-    #[test]
-    fn times_of_reading_alone_are_no_news() {
-        let one = snapshot();
-        let mut two = one.clone();
-        two.servers[1].read.as_mut().unwrap().at = Stamp(1);
-        assert!(one.tells_the_same(&two));
-        two.servers[1].departed_at = None;
-        assert!(!one.tells_the_same(&two));
     }
 }

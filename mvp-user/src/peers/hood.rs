@@ -1,0 +1,465 @@
+//! The neighbourhood loop's state: brings what was heard and read into the roster, and the roster into the table.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    net::{IpAddr, SocketAddr},
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
+
+use hashbrown::HashMap;
+use tokio::{
+    sync::mpsc,
+    task::{AbortHandle, JoinSet},
+    time::{Instant, timeout},
+};
+use tracing::{info, warn};
+
+use super::{
+    Desk, Learning, Notice, Shared, View,
+    cluster::{self, Identity, News},
+    exclusions::Exclusions,
+    memory::Keeper,
+    reader,
+    roster::Roster,
+};
+use crate::{api::ServerId, table::Server};
+
+/// How often time alone is looked at: deadlines, grace periods, the state file.
+const TICK: Duration = Duration::from_secs(1);
+/// Changes of CRDs and APIServices are gathered for this long before all servers are read again.
+const GATHER: Duration = Duration::from_secs(1);
+/// How long the names of peers may be looked up; they are for display only.
+const LOOKUP_WITHIN: Duration = Duration::from_secs(1);
+
+/// Everything that the loop of `peers::run` holds.
+pub(super) struct Hood {
+    shared: Arc<Shared>,
+    learning: Rc<Learning>,
+    roster: Roster,
+    exclusions: Exclusions,
+    keeper: Keeper,
+    readers: HashMap<ServerId, (Arc<Server>, AbortHandle)>,
+    tasks: JoinSet<()>,
+    notices: mpsc::Sender<Notice>,
+    leases: BTreeMap<String, Identity>,
+    /// When all servers are read again because of gathered changes.
+    read_all_at: Option<Instant>,
+    view: View,
+    /// Addresses and late peers that were complained about.
+    told: HashSet<SocketAddr>,
+}
+
+impl Hood {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        learning: Rc<Learning>,
+        notices: mpsc::Sender<Notice>,
+    ) -> Self {
+        let config = &learning.config;
+        Self {
+            roster: Roster::new(config.learn_deadline, config.peer_grace),
+            exclusions: Exclusions::default(),
+            keeper: Keeper::new(config.state_file.clone()),
+            readers: HashMap::new(),
+            tasks: JoinSet::new(),
+            notices,
+            leases: BTreeMap::new(),
+            read_all_at: None,
+            view: View::default(),
+            told: HashSet::new(),
+            shared,
+            learning,
+        }
+    }
+
+    /// Takes in the state file.
+    pub(super) fn restore(&mut self) {
+        self.keeper
+            .restore(&self.shared, &mut self.roster, Instant::now());
+    }
+
+    /// Begins to watch the cluster.
+    pub(super) fn watch(&mut self, news: mpsc::Sender<News>) {
+        self.tasks.spawn_local(cluster::watch(
+            Arc::clone(&self.learning.config),
+            Arc::clone(&self.shared.table),
+            Arc::clone(&self.learning.dialer),
+            news,
+        ));
+    }
+
+    /// Takes in `--peer`: what the operator wrote is believed, loopback included.
+    pub(super) fn take_static(&mut self, peers: &[SocketAddr]) {
+        let local = self.learning.config.local;
+        let peers = peers.iter().copied().filter(|peer| *peer != local);
+        self.list(&peers.collect());
+    }
+
+    /// Takes in what a watch told.
+    pub(super) async fn take(&mut self, news: News) {
+        let now = Instant::now();
+        match news {
+            News::Addresses(addresses) => {
+                let own = own_addresses(self.learning.config.advertise_address);
+                let mut peers = BTreeSet::new();
+                for address in addresses {
+                    match admit(address, &own) {
+                        Admission::Peer => {
+                            peers.insert(address);
+                        }
+                        Admission::Own => {}
+                        Admission::Impossible => {
+                            if self.told.insert(address) {
+                                warn!(%address, "Ignoring an impossible address among the endpoints of default/kubernetes");
+                            }
+                        }
+                    }
+                }
+                self.list(&peers);
+                self.name_servers().await;
+            }
+            News::Leases(leases) => {
+                let first = self.leases.is_empty();
+                self.leases = leases;
+                self.name_servers().await;
+                // A server started, stopped or was replaced.
+                if !first {
+                    self.shared.read_all();
+                }
+            }
+            News::Defined(defined) => {
+                self.exclusions.set_defined(defined, now);
+                self.share(now);
+            }
+            News::Aggregated(aggregated) => {
+                self.exclusions.set_aggregated(aggregated, now);
+                self.share(now);
+            }
+        }
+    }
+
+    /// Takes in what a reader told.
+    pub(super) fn notice(&mut self, notice: &Notice) {
+        match *notice {
+            Notice::Read(id, None) => {
+                self.view.troubles.remove(&id);
+                if self.roster.read(id) {
+                    info!(server = %id, "Peer is back");
+                    self.shared.table.touch();
+                }
+            }
+            Notice::Read(id, Some(kind)) => {
+                self.view.troubles.insert(id, kind);
+                *self.view.failures.entry(kind).or_default() += 1;
+            }
+        }
+    }
+
+    /// Drops a departed peer now. False if it is listed or unknown.
+    pub(super) fn forget(&mut self, address: SocketAddr) -> bool {
+        let Some(server) = self.roster.forget(address) else {
+            return false;
+        };
+        info!(server = %server.id, "Forgetting a departed peer as asked");
+        self.drop_server(&server);
+        true
+    }
+
+    /// When to come back though nothing happens.
+    pub(super) fn next(&self) -> Instant {
+        let tick = Instant::now() + TICK;
+        self.read_all_at.map_or(tick, |at| at.min(tick))
+    }
+
+    /// Brings the roster into the table, and starts and ends readers accordingly.
+    pub(super) fn settle(&mut self) {
+        let now = Instant::now();
+        for server in self.roster.expire(now) {
+            warn!(server = %server.id, "Dropping a peer that has been away for the whole grace period");
+            self.view.dropped += 1;
+            self.drop_server(&server);
+        }
+        if self.exclusions.expire(now) {
+            self.share(now);
+        }
+        if self.read_all_at.is_some_and(|at| at <= now) {
+            self.read_all_at = None;
+            self.shared.read_all();
+        }
+        self.keep_readers();
+        let table = &self.shared.table;
+        let ready = self.roster.is_ready(now);
+        if table.is_ready() != ready {
+            table.set_ready(ready);
+            info!(ready, "What the peers serve is known: {ready}");
+        }
+        if ready {
+            for (server, _) in self.roster.unread() {
+                if self.told.insert(server.address) {
+                    warn!(server = %server.id, "Peer could not be read in time; until it is, it counts as serving nothing new");
+                }
+            }
+        }
+        self.publish_view();
+        self.keeper.keep(&self.shared, &self.roster, now);
+    }
+
+    fn list(&mut self, addresses: &BTreeSet<SocketAddr>) {
+        let changes = self.roster.list(addresses, Instant::now());
+        for server in &changes.left {
+            info!(server = %server.id, "Peer has left; what it serves is kept for the grace period");
+            if self.shared.table.catalogue(server.id).is_none() {
+                // Nothing of it is known that would be worth keeping.
+                self.roster.forget(server.address);
+                self.drop_server(server);
+            }
+        }
+        for server in &changes.new {
+            info!(server = %server.id, "New peer");
+        }
+        if changes.is_empty() {
+            return;
+        }
+        self.keep_readers();
+        for server in changes.returned.iter().chain(&changes.new) {
+            self.told.remove(&server.address);
+            self.learning.prober.look(server.id);
+            if let Some(desk) = self.shared.desks.get(&server.id) {
+                desk.wanted.notify_one();
+            }
+        }
+        self.shared.table.touch();
+    }
+
+    /// One reader for local and for every peer of the roster; the table's members follow.
+    fn keep_readers(&mut self) {
+        let table = Arc::clone(&self.shared.table);
+        let peers: Vec<_> = self.roster.servers().map(Arc::clone).collect();
+        let members = table.members();
+        let same = members.peers.len() == peers.len()
+            && members
+                .peers
+                .iter()
+                .zip(&peers)
+                .all(|(one, two)| Arc::ptr_eq(one, two));
+        let local = Arc::clone(&members.local);
+        drop(members);
+        if !same {
+            table.set_peers(peers.clone());
+        }
+        for server in std::iter::once(local).chain(peers) {
+            let stays = self
+                .readers
+                .get(&server.id)
+                .is_some_and(|(kept, _)| Arc::ptr_eq(kept, &server));
+            if stays {
+                continue;
+            }
+            let desk = Arc::new(Desk::default());
+            self.shared.desks.insert(server.id, Arc::clone(&desk));
+            let reader = self.tasks.spawn_local(reader::read_for_ever(
+                Arc::clone(&self.shared),
+                Rc::clone(&self.learning),
+                Arc::clone(&server),
+                desk,
+                self.notices.clone(),
+            ));
+            if let Some((_, old)) = self.readers.insert(server.id, (server, reader)) {
+                old.abort();
+            }
+        }
+        while self.tasks.try_join_next().is_some() {}
+    }
+
+    fn drop_server(&mut self, server: &Server) {
+        if let Some((_, reader)) = self.readers.remove(&server.id) {
+            reader.abort();
+        }
+        self.shared.desks.remove(&server.id);
+        self.view.troubles.remove(&server.id);
+        self.told.remove(&server.address);
+        self.shared.table.forget(server.id);
+        self.keep_readers();
+    }
+
+    fn share(&mut self, now: Instant) {
+        self.shared
+            .table
+            .shared
+            .store(Arc::new(self.exclusions.shared()));
+        self.shared.table.touch();
+        self.read_all_at.get_or_insert(now + GATHER);
+    }
+
+    fn publish_view(&mut self) {
+        let view = View {
+            listed: self.roster.is_listed(),
+            unread: self
+                .roster
+                .unread()
+                .filter(|(server, _)| self.shared.table.catalogue(server.id).is_none())
+                .map(|(server, since)| (server.id, since))
+                .collect(),
+            departed: self
+                .roster
+                .departed()
+                .map(|(server, since)| (server.id, self.roster.kept_until(since)))
+                .collect(),
+            ..self.view.clone()
+        };
+        let changed = view.unread != self.view.unread;
+        self.view = view.clone();
+        self.shared.view.store(Arc::new(view));
+        if changed {
+            self.shared.table.touch();
+        }
+    }
+
+    /// Names for display: a Lease has a host name but no address, so the host name is looked up; the one that is left
+    /// over belongs to the server that is left over.
+    async fn name_servers(&self) {
+        let members = self.shared.table.members();
+        let servers: Vec<_> = std::iter::once(&members.local)
+            .chain(&members.peers)
+            .map(Arc::clone)
+            .collect();
+        drop(members);
+        let mut names: BTreeSet<_> = self
+            .leases
+            .values()
+            .filter_map(|identity| identity.hostname.clone())
+            .collect();
+        let mut unnamed = Vec::new();
+        let own = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        for server in servers {
+            let known = server.name.load_full();
+            let name = match known {
+                Some(known) if names.contains(known.as_str()) => Some(known),
+                _ if server.id == ServerId::Local && names.contains(own.trim()) => {
+                    Some(Arc::new(own.trim().to_owned()))
+                }
+                _ => None,
+            };
+            match name {
+                Some(name) => {
+                    names.remove(name.as_str());
+                    server.name.store(Some(name));
+                }
+                None => unnamed.push(server),
+            }
+        }
+        for name in names.clone() {
+            if unnamed.len() <= 1 {
+                break;
+            }
+            let lookup = timeout(LOOKUP_WITHIN, tokio::net::lookup_host((name.as_str(), 0)));
+            let Ok(Ok(found)) = lookup.await else {
+                continue;
+            };
+            let found: Vec<_> = found.map(|address| address.ip().to_canonical()).collect();
+            if let Some(place) = unnamed
+                .iter()
+                .position(|server| found.contains(&server.address.ip()))
+            {
+                names.remove(&name);
+                unnamed.swap_remove(place).name.store(Some(Arc::new(name)));
+            }
+        }
+        if let ([server], Some(name), 1) = (&*unnamed, names.first(), names.len()) {
+            server.name.store(Some(Arc::new(name.clone())));
+        }
+    }
+}
+
+/// What an address of the endpoints is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Admission {
+    Peer,
+    /// One of this node's: local.
+    Own,
+    /// Nothing that another node can have: loopback, link-local, unspecified, multicast, port 0.
+    Impossible,
+}
+
+fn admit(address: SocketAddr, own: &HashSet<IpAddr>) -> Admission {
+    let ip = address.ip().to_canonical();
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    if ip.is_loopback()
+        || ip.is_unspecified()
+        || ip.is_multicast()
+        || link_local
+        || address.port() == 0
+    {
+        Admission::Impossible
+    } else if own.contains(&ip) {
+        Admission::Own
+    } else {
+        Admission::Peer
+    }
+}
+
+/// The addresses of this node, and the one that its kube-apiserver advertises.
+fn own_addresses(advertised: Option<IpAddr>) -> HashSet<IpAddr> {
+    let interfaces = match nix::ifaddrs::getifaddrs() {
+        Ok(interfaces) => Some(interfaces),
+        Err(error) => {
+            warn!(%error, "Cannot read the addresses of this node");
+            None
+        }
+    };
+    interfaces
+        .into_iter()
+        .flatten()
+        .filter_map(|interface| {
+            let address = interface.address?;
+            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+        })
+        .chain(advertised)
+        .map(|address| address.to_canonical())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_that_another_node_can_have_are_peers() {
+        let own = HashSet::from(["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()]);
+        let judge = |address: &str| admit(address.parse().unwrap(), &own);
+        for peer in ["10.0.0.2:6443", "[fd00::2]:6443", "192.168.1.1:443"] {
+            assert_eq!(judge(peer), Admission::Peer, "{peer}");
+        }
+        for ours in ["10.0.0.1:6443", "[fd00::1]:6443", "[::ffff:10.0.0.1]:6443"] {
+            assert_eq!(judge(ours), Admission::Own, "{ours}");
+        }
+        for bad in [
+            "127.0.0.1:6443",
+            "[::1]:6443",
+            "0.0.0.0:6443",
+            "[::]:6443",
+            "169.254.1.1:6443",
+            "[fe80::1]:6443",
+            "224.0.0.1:6443",
+            "255.255.255.255:6443",
+            "10.0.0.2:0",
+            "[::ffff:127.0.0.1]:6443",
+        ] {
+            assert_eq!(judge(bad), Admission::Impossible, "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_addresses_of_this_node_contain_loopback_and_the_advertised_one() {
+        let advertised = "10.99.0.1".parse().unwrap();
+        let own = own_addresses(Some(advertised));
+        assert!(own.contains(&"127.0.0.1".parse().unwrap()));
+        assert!(own.contains(&advertised));
+    }
+}

@@ -1,0 +1,341 @@
+//! When to steer (design 3): a pure judgement of the table, made again whenever it changes.
+//!
+//! `daemon` asks [`Policy::judge`] and tells `steer`. Not for carrying it out, and not for room, heartbeat or canary
+//! shares, which end or narrow steering on their own.
+
+use std::{fmt, ops::ControlFlow, time::Duration};
+
+use tokio::time::Instant;
+
+use super::View;
+use crate::{
+    api::{Gvr, ServerId, Verbs},
+    config::{LocalDown, SteerMode},
+    table::{Catalogue, Freshness, Health, Membership, Proof, Served, Table},
+};
+
+/// For how long a peer that was never read is reason enough to steer.
+pub const UNREAD_FOR: Duration = Duration::from_secs(600);
+/// How long a difference must have lasted before older connections may be closed for it.
+pub const PROVEN_AFTER: Duration = Duration::from_secs(10);
+
+/// Something that a peer holds and local lacks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Missing {
+    /// Who has it.
+    pub server: ServerId,
+    /// The resource.
+    pub resource: Gvr,
+    /// The subresource, if the difference is there.
+    pub subresource: Option<Box<str>>,
+    /// The verbs that local lacks.
+    pub verbs: Verbs,
+}
+
+/// Whether new connections should be steered, and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// Off: `--steer=never`.
+    Never,
+    /// Off: local never proved identity forwarding in this run.
+    NoProof,
+    /// Off: local refuses identity forwarding.
+    ForwardingRefused,
+    /// Off: local is not up and `--local-down=refuse`.
+    LocalDownRefused,
+    /// Off: nothing that a peer serves is missing at local.
+    NoSkew,
+    /// On: `--steer=always`.
+    Always,
+    /// On: local lacks something.
+    Skew(Missing),
+    /// On: local is not up, a peer may answer.
+    LocalDown,
+    /// On: a listed peer was never read.
+    Unread(ServerId),
+    /// On: the last reason ended less than `--steer-off-delay` ago.
+    Quiet,
+}
+
+/// The judgement over time.
+#[derive(Debug)]
+pub struct Policy {
+    local_down: LocalDown,
+    off_delay: Duration,
+    /// When there last was a reason of `auto` to steer.
+    wanted_at: Option<Instant>,
+    /// Since when a fresh catalogue of a reachable peer holds something that a fresh local lacks.
+    proven_since: Option<Instant>,
+    /// When a peer that was never read stops being a reason.
+    unread_until: Option<Instant>,
+}
+
+impl Why {
+    /// Whether it is a reason to steer.
+    pub const fn steers(&self) -> bool {
+        match self {
+            Self::Never
+            | Self::NoProof
+            | Self::ForwardingRefused
+            | Self::LocalDownRefused
+            | Self::NoSkew => false,
+            Self::Always | Self::Skew(_) | Self::LocalDown | Self::Unread(_) | Self::Quiet => true,
+        }
+    }
+
+    /// The stable word for logs and metric labels.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::NoProof => "no_proof",
+            Self::ForwardingRefused => "forwarding_refused",
+            Self::LocalDownRefused => "local_down_refused",
+            Self::NoSkew => "no_skew",
+            Self::Always => "always",
+            Self::Skew(_) => "skew",
+            Self::LocalDown => "local_down",
+            Self::Unread(_) => "unread",
+            Self::Quiet => "quiet",
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Skew(missing) => write!(f, "skew: {missing}"),
+            Self::Unread(server) => write!(f, "unread: {server} was never read"),
+            other => f.write_str(other.as_str()),
+        }
+    }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} serves {}", self.server, self.resource.as_ref())?;
+        if let Some(subresource) = &self.subresource {
+            write!(f, "/{subresource}")?;
+        }
+        write!(f, " {:?}", self.verbs)
+    }
+}
+
+impl Policy {
+    /// Nothing was judged yet.
+    pub const fn new(local_down: LocalDown, off_delay: Duration) -> Self {
+        Self {
+            local_down,
+            off_delay,
+            wanted_at: None,
+            proven_since: None,
+            unread_until: None,
+        }
+    }
+
+    /// Judges anew. Call it when the table changed and at [`Policy::recheck`].
+    pub fn judge(&mut self, mode: SteerMode, table: &Table, view: &View, now: Instant) -> Why {
+        self.note_proven(table, now);
+        let reason = self.reason(table, view, now);
+        if reason.is_some() {
+            self.wanted_at = Some(now);
+        }
+        if let Some(obstacle) = self.obstacle(mode, table) {
+            return obstacle;
+        }
+        match (mode, reason) {
+            (SteerMode::Never, _) => Why::Never,
+            (SteerMode::Always, _) => Why::Always,
+            (SteerMode::Auto, Some(reason)) => reason,
+            (SteerMode::Auto, None) if self.quiet_until().is_some_and(|until| now < until) => {
+                Why::Quiet
+            }
+            (SteerMode::Auto, None) => Why::NoSkew,
+        }
+    }
+
+    /// When to judge again although nothing changes.
+    pub fn recheck(&self, now: Instant) -> Option<Instant> {
+        [
+            self.quiet_until(),
+            self.unread_until,
+            self.proven_since.map(|since| since + PROVEN_AFTER),
+        ]
+        .into_iter()
+        .flatten()
+        .filter(|at| *at > now)
+        .min()
+    }
+
+    /// Whether servers are known to differ, for long enough that connections older than steering may be closed for it.
+    pub fn is_proven(&self, now: Instant) -> bool {
+        self.proven_since
+            .is_some_and(|since| now - since >= PROVEN_AFTER)
+    }
+
+    fn quiet_until(&self) -> Option<Instant> {
+        self.wanted_at.map(|at| at + self.off_delay)
+    }
+
+    /// What forbids steering in every mode.
+    fn obstacle(&self, mode: SteerMode, table: &Table) -> Option<Why> {
+        if mode == SteerMode::Never {
+            return Some(Why::Never);
+        }
+        let members = table.members();
+        let is_up = members.local.health() == Health::Up;
+        if !is_up && self.local_down == LocalDown::Refuse {
+            return Some(Why::LocalDownRefused);
+        }
+        let peer_proven = members.peers.iter().any(|peer| {
+            peer.health() == Health::Up
+                && peer.membership() == Membership::Listed
+                && peer.proof() == Proof::Proven
+        });
+        match members.local.proof() {
+            Proof::Proven => None,
+            _ if !is_up && peer_proven => None,
+            Proof::Unproven => Some(Why::NoProof),
+            Proof::Refused => Some(Why::ForwardingRefused),
+        }
+    }
+
+    /// What `auto` steers for.
+    fn reason(&mut self, table: &Table, view: &View, now: Instant) -> Option<Why> {
+        self.unread_until = None;
+        let members = table.members();
+        if members.local.health() != Health::Up && self.local_down == LocalDown::Failover {
+            return Some(Why::LocalDown);
+        }
+        if let Some(missing) = first_missing(table, |_, _| true) {
+            return Some(Why::Skew(missing));
+        }
+        let (server, until) = view
+            .unread
+            .iter()
+            .map(|(server, since)| (*server, *since + UNREAD_FOR))
+            .max_by_key(|(_, until)| *until)
+            .filter(|(_, until)| now < *until)?;
+        self.unread_until = Some(until);
+        Some(Why::Unread(server))
+    }
+
+    fn note_proven(&mut self, table: &Table, now: Instant) {
+        let fresh = |id| {
+            table
+                .look(id, |catalogue| catalogue.freshness == Freshness::Fresh)
+                .unwrap_or(false)
+        };
+        let proven = table.members().local.health() == Health::Up
+            && fresh(ServerId::Local)
+            && first_missing(table, |server, catalogue| {
+                server.health() == Health::Up
+                    && server.membership() == Membership::Listed
+                    && catalogue.freshness == Freshness::Fresh
+            })
+            .is_some();
+        if proven {
+            self.proven_since.get_or_insert(now);
+        } else {
+            self.proven_since = None;
+        }
+    }
+}
+
+/// The first thing that local lacks and a peer that `counts` holds.
+fn first_missing(
+    table: &Table,
+    counts: impl Fn(&crate::table::Server, &Catalogue) -> bool,
+) -> Option<Missing> {
+    let mut found = None;
+    visit(table, counts, |missing| {
+        found = Some(missing);
+        ControlFlow::Break(())
+    });
+    found
+}
+
+/// Everything that local lacks and a peer holds, for `mvp skew`; at most `limit`.
+pub fn differences(table: &Table, limit: usize) -> Vec<Missing> {
+    let mut found = Vec::new();
+    visit(
+        table,
+        |_, _| true,
+        |missing| {
+            found.push(missing);
+            if found.len() < limit {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        },
+    );
+    found.sort_by(|one, two| {
+        (one.server, &one.resource, &one.subresource).cmp(&(
+            two.server,
+            &two.resource,
+            &two.subresource,
+        ))
+    });
+    found
+}
+
+/// Group-versions that all servers share through etcd are never a difference; neither is anything while local itself
+/// was never read.
+fn visit(
+    table: &Table,
+    counts: impl Fn(&crate::table::Server, &Catalogue) -> bool,
+    mut found: impl FnMut(Missing) -> ControlFlow<()>,
+) {
+    let Some(local) = table.catalogue(ServerId::Local) else {
+        return;
+    };
+    let shared = table.shared.load();
+    let members = table.members();
+    for server in &members.peers {
+        let Some(theirs) = table.catalogue(server.id) else {
+            continue;
+        };
+        if !counts(server, &theirs) {
+            continue;
+        }
+        for (resource, served) in &theirs.resources {
+            let group_version = resource.as_ref().group_version();
+            if shared.owned.contains(&group_version) || shared.deleted.contains_key(&group_version)
+            {
+                continue;
+            }
+            let ours = local.resources.get(resource);
+            for (subresource, verbs) in lacks(served, ours) {
+                let missing = Missing {
+                    server: server.id,
+                    resource: resource.clone(),
+                    subresource: subresource.map(Into::into),
+                    verbs,
+                };
+                if found(missing).is_break() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// What `ours` lacks of `theirs`: the resource itself (no name) and its subresources.
+fn lacks<'a>(
+    theirs: &'a Served,
+    ours: Option<&'a Served>,
+) -> impl Iterator<Item = (Option<&'a str>, Verbs)> {
+    let own = ours.map_or(Verbs::NONE, |ours| ours.verbs);
+    let resource = (None, theirs.verbs.without(own));
+    let subresources = theirs.subresources.iter().map(move |(name, verbs)| {
+        let known = ours.and_then(|ours| ours.subresources.get(name));
+        let lacking = known.map_or(*verbs, |known| verbs.without(*known));
+        (Some(&**name), lacking)
+    });
+    std::iter::once(resource)
+        .chain(subresources)
+        .filter(|(_, verbs)| *verbs != Verbs::NONE)
+}
+
+#[cfg(test)]
+mod tests;

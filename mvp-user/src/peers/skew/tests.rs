@@ -1,0 +1,280 @@
+//! The rules of design 3 on tables made by hand.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use super::*;
+use crate::{
+    api::{
+        GroupVersion, Verb,
+        discovery::{Group, GroupList, GroupMeta, Resource, Subresource, Version},
+    },
+    table::{Documents, Server, SharedGroups},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const OFF_DELAY: Duration = Duration::from_secs(60);
+
+struct Cluster {
+    table: Table,
+    local: Arc<Server>,
+    peer: Arc<Server>,
+    policy: Policy,
+    view: View,
+}
+
+fn names(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// A server that serves `batch/v1 jobs` with the verbs, and the subresource `status` if it is asked for.
+fn catalogue(verbs: &[&str], status: bool, freshness: Freshness) -> Arc<Catalogue> {
+    let resource = Resource {
+        resource: "jobs".into(),
+        verbs: names(verbs),
+        subresources: status
+            .then(|| Subresource {
+                subresource: "status".into(),
+                verbs: names(&["get", "patch"]),
+                ..Subresource::default()
+            })
+            .into_iter()
+            .collect(),
+        ..Resource::default()
+    };
+    let groups = GroupList::new(vec![Group {
+        metadata: GroupMeta {
+            name: "batch".into(),
+            ..GroupMeta::default()
+        },
+        versions: vec![Version {
+            version: "v1".into(),
+            resources: vec![resource],
+            ..Version::default()
+        }],
+    }]);
+    let documents = Arc::new(Documents {
+        groups,
+        ..Documents::default()
+    });
+    let (resources, group_versions) = documents.index();
+    Arc::new(Catalogue {
+        resources,
+        group_versions,
+        documents,
+        version: "v1.36.2".into(),
+        freshness,
+        read_at: Instant::now(),
+        generation: 1,
+    })
+}
+
+/// Local and one peer, both up, proven and alike.
+fn cluster() -> Cluster {
+    let address = SocketAddr::from(([10, 0, 0, 2], 6443));
+    let local = Arc::new(Server::new(
+        ServerId::Local,
+        SocketAddr::from(([127, 0, 0, 1], 6443)),
+    ));
+    let peer = Arc::new(Server::new(ServerId::Peer(address), address));
+    let table = Table::new(Arc::clone(&local));
+    table.set_peers(vec![Arc::clone(&peer)]);
+    for server in [&local, &peer] {
+        server.set_health(Health::Up);
+        server.set_proof(Proof::Proven);
+        table.publish(
+            server.id,
+            catalogue(&["get", "list"], true, Freshness::Fresh),
+        );
+    }
+    Cluster {
+        table,
+        local,
+        peer,
+        policy: Policy::new(LocalDown::Failover, OFF_DELAY),
+        view: View::default(),
+    }
+}
+
+impl Cluster {
+    fn judge(&mut self, mode: SteerMode, now: Instant) -> Why {
+        self.policy.judge(mode, &self.table, &self.view, now)
+    }
+
+    fn auto(&mut self, now: Instant) -> &'static str {
+        self.judge(SteerMode::Auto, now).as_str()
+    }
+
+    fn peer_serves(&self, verbs: &[&str], status: bool, freshness: Freshness) {
+        self.table
+            .publish(self.peer.id, catalogue(verbs, status, freshness));
+    }
+}
+
+#[test]
+fn equal_servers_need_no_steering() {
+    let mut cluster = cluster();
+    assert_eq!(cluster.auto(Instant::now()), "no_skew");
+    // What only local has is no reason: requests land on it.
+    cluster.peer_serves(&["get"], false, Freshness::Fresh);
+    assert_eq!(cluster.auto(Instant::now()), "no_skew");
+}
+
+#[test]
+fn a_resource_a_verb_or_a_subresource_that_local_lacks_is_skew() {
+    for (verbs, status, kept) in [
+        (&["get", "list", "watch"][..], true, &["get", "list"][..]),
+        (&["get", "list"], true, &["get"]),
+    ] {
+        let mut cluster = cluster();
+        cluster.peer_serves(verbs, status, Freshness::Fresh);
+        cluster
+            .table
+            .publish(ServerId::Local, catalogue(kept, true, Freshness::Fresh));
+        assert_eq!(cluster.auto(Instant::now()), "skew");
+    }
+    let mut cluster = cluster();
+    cluster.table.publish(
+        ServerId::Local,
+        catalogue(&["get", "list"], false, Freshness::Fresh),
+    );
+    let Why::Skew(missing) = cluster.judge(SteerMode::Auto, Instant::now()) else {
+        panic!("no skew")
+    };
+    assert_eq!(missing.subresource.as_deref(), Some("status"));
+    assert!(missing.verbs.allow(Verb::Patch));
+    assert_eq!(differences(&cluster.table, 10), [missing]);
+}
+
+#[test]
+fn stale_and_departed_catalogues_count_too() {
+    let mut cluster = cluster();
+    cluster.peer_serves(&["get", "list", "watch"], true, Freshness::Stale);
+    assert_eq!(cluster.auto(Instant::now()), "skew");
+    cluster.peer.set_membership(Membership::Departed);
+    cluster.peer.set_health(Health::Down);
+    assert_eq!(cluster.auto(Instant::now()), "skew");
+}
+
+#[test]
+fn what_all_servers_share_never_counts() {
+    let batch = GroupVersion::new("batch", "v1");
+    let mut shared = SharedGroups::default();
+    shared.owned.insert(batch.clone());
+    let mut cluster = cluster();
+    cluster.peer_serves(&["get", "list", "watch"], true, Freshness::Fresh);
+    cluster.table.shared.store(Arc::new(shared));
+    assert_eq!(cluster.auto(Instant::now()), "no_skew");
+    // Deleted lately: the peer's document may still have it.
+    let mut shared = SharedGroups::default();
+    shared
+        .deleted
+        .insert(batch, vec![(None, Instant::now() + SECOND)]);
+    cluster.table.shared.store(Arc::new(shared));
+    assert_eq!(cluster.auto(Instant::now()), "no_skew");
+}
+
+#[test]
+fn steering_ends_only_after_a_quiet_period() {
+    let t = Instant::now();
+    let mut cluster = cluster();
+    cluster.peer_serves(&["get", "list", "watch"], true, Freshness::Fresh);
+    assert_eq!(cluster.auto(t), "skew");
+    cluster.peer_serves(&["get", "list"], true, Freshness::Fresh);
+    assert_eq!(cluster.auto(t + SECOND), "quiet");
+    assert_eq!(cluster.policy.recheck(t + SECOND), Some(t + OFF_DELAY));
+    assert_eq!(cluster.auto(t + OFF_DELAY), "no_skew");
+    assert_eq!(cluster.policy.recheck(t + OFF_DELAY), None);
+}
+
+#[test]
+fn a_local_that_is_not_up_is_a_reason_under_failover_and_an_obstacle_under_refuse() {
+    let mut cluster = cluster();
+    for health in [Health::Starting, Health::Draining, Health::Down] {
+        cluster.local.set_health(health);
+        assert_eq!(cluster.auto(Instant::now()), "local_down");
+    }
+    cluster.policy = Policy::new(LocalDown::Refuse, OFF_DELAY);
+    for mode in [SteerMode::Auto, SteerMode::Always] {
+        let why = cluster.judge(mode, Instant::now());
+        assert_eq!(why, Why::LocalDownRefused);
+        assert!(!why.steers());
+    }
+}
+
+#[test]
+fn nothing_is_steered_without_a_proof() {
+    let mut cluster = cluster();
+    cluster.local.set_proof(Proof::Unproven);
+    assert_eq!(
+        cluster.judge(SteerMode::Always, Instant::now()),
+        Why::NoProof
+    );
+    cluster.local.set_proof(Proof::Refused);
+    assert_eq!(
+        cluster.judge(SteerMode::Always, Instant::now()),
+        Why::ForwardingRefused
+    );
+    // While local is down, a proven peer that is up will do; a departed one, or one that is down, will not.
+    cluster.local.set_health(Health::Down);
+    assert_eq!(cluster.auto(Instant::now()), "local_down");
+    cluster.peer.set_health(Health::Down);
+    assert_eq!(cluster.auto(Instant::now()), "forwarding_refused");
+    cluster.peer.set_health(Health::Up);
+    cluster.peer.set_membership(Membership::Departed);
+    assert_eq!(cluster.auto(Instant::now()), "forwarding_refused");
+}
+
+#[test]
+fn a_peer_that_was_never_read_is_a_reason_for_ten_minutes() {
+    let t = Instant::now();
+    let mut cluster = cluster();
+    cluster.table.forget(cluster.peer.id);
+    cluster.view.unread = vec![(cluster.peer.id, t)];
+    assert_eq!(cluster.auto(t), "unread");
+    assert_eq!(cluster.policy.recheck(t + SECOND), Some(t + OFF_DELAY));
+    let end = t + UNREAD_FOR;
+    assert_eq!(cluster.auto(end - SECOND), "unread");
+    assert_eq!(cluster.policy.recheck(end - SECOND), Some(end));
+    assert_eq!(cluster.auto(end), "quiet");
+    assert_eq!(cluster.auto(end + OFF_DELAY), "no_skew");
+}
+
+#[test]
+fn never_and_always_are_obeyed() {
+    let mut cluster = cluster();
+    assert_eq!(
+        cluster.judge(SteerMode::Always, Instant::now()),
+        Why::Always
+    );
+    cluster.peer_serves(&["get", "list", "watch"], true, Freshness::Fresh);
+    assert_eq!(cluster.judge(SteerMode::Never, Instant::now()), Why::Never);
+}
+
+#[test]
+fn skew_is_proven_after_ten_seconds_of_fresh_difference_at_a_reachable_peer() {
+    let t = Instant::now();
+    let mut cluster = cluster();
+    cluster.peer_serves(&["get", "list", "watch"], true, Freshness::Stale);
+    cluster.auto(t);
+    cluster.auto(t + 20 * SECOND);
+    assert!(
+        !cluster.policy.is_proven(t + 20 * SECOND),
+        "stale knowledge proves nothing"
+    );
+    cluster.peer_serves(&["get", "list", "watch"], true, Freshness::Fresh);
+    let seen = t + 21 * SECOND;
+    cluster.auto(seen);
+    assert!(!cluster.policy.is_proven(seen + 9 * SECOND));
+    assert!(cluster.policy.is_proven(seen + PROVEN_AFTER));
+    cluster.peer.set_health(Health::Down);
+    cluster.auto(seen + PROVEN_AFTER);
+    assert!(!cluster.policy.is_proven(seen + PROVEN_AFTER));
+    cluster.peer.set_health(Health::Up);
+    cluster.local.set_health(Health::Down);
+    cluster.auto(seen + 11 * SECOND);
+    cluster.auto(seen + 30 * SECOND);
+    assert!(
+        !cluster.policy.is_proven(seen + 30 * SECOND),
+        "local is down"
+    );
+}
