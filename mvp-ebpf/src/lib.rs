@@ -195,8 +195,11 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// How many there are.
+    pub const COUNT: u32 = 14;
+
     /// Every outcome, in the order of its index.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; Self::COUNT as usize] = [
         Self::Steered,
         Self::NoKey,
         Self::PassKey,

@@ -1,2 +1,54 @@
-//! Conducts.
-fn main() {}
+//! `cargo xtask VERB`: conducts builds, tests, the demo and the load tests. One file per verb,
+//! each with its own options; this one only parses and dispatches.
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program for the terminal"
+)]
+
+mod build;
+mod lint;
+mod order;
+mod setup;
+mod sh;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser, Debug)]
+#[command(name = "cargo xtask", about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand, Debug)]
+enum Verb {
+    /// Find or install the tool chain of the eBPF half (all other verbs do it by themselves).
+    Setup(setup::Options),
+    /// Build the `mvp` binary.
+    Build(build::Options),
+    /// Check format, lints, the order of rooms.
+    Lint(lint::Options),
+    /// Run all tests, or one tier of them.
+    Test(test::Options),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().verb {
+        Verb::Setup(options) => setup::run(&options),
+        Verb::Build(options) => build::run(&options),
+        Verb::Lint(options) => lint::run(&options),
+        Verb::Test(options) => test::run(&options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

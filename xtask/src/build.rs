@@ -1,0 +1,34 @@
+//! `cargo xtask build`: the `mvp` binary with its eBPF half. Not here: the container image.
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::{
+    setup,
+    sh::{cargo, exec},
+};
+
+/// Options of `cargo xtask build`.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// Optimised, as it is shipped and measured.
+    #[arg(long)]
+    release: bool,
+    /// Static, for the container image (needs the rustup target x86_64-unknown-linux-musl).
+    #[arg(long)]
+    musl: bool,
+}
+
+/// The verb.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    setup::ensure()?;
+    let mut cargo = cargo();
+    cargo.args(["build", "--locked", "--package", "mvp-user", "--bin", "mvp"]);
+    if options.release {
+        cargo.arg("--release");
+    }
+    if options.musl {
+        cargo.args(["--target", "x86_64-unknown-linux-musl"]);
+    }
+    exec(&mut cargo)
+}

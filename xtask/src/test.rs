@@ -1,0 +1,171 @@
+//! `cargo xtask test`: everything that can fail, in the order of its price: lints, unit and
+//! property tests, integration tests over loopback, kernel tests in namespaces as root.
+//!
+//! The last line says how many passed and failed, counted from what really ran: each test, and
+//! each check of `lint.rs`. A test binary that does not build counts as one failure.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+
+use crate::{
+    lint, setup,
+    sh::{Shown, cargo},
+};
+
+/// Options of `cargo xtask test`.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// What to run.
+    #[arg(value_enum, default_value_t = Tier::All)]
+    tier: Tier,
+    /// Passed to the test binaries, for example a filter.
+    #[arg(last = true)]
+    arguments: Vec<String>,
+}
+
+/// The tiers of the testing pyramid.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Tier {
+    /// Unit and property tests of all crates.
+    Unit,
+    /// The integration binary, over loopback.
+    It,
+    /// Kernel tests in network namespaces; root, or sudo.
+    Kernel,
+    /// Lints and all of the above.
+    All,
+}
+
+/// How many passed and failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Totals {
+    passed: u64,
+    failed: u64,
+}
+
+/// The verb.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    setup::ensure()?;
+    let mut totals = Totals::default();
+    let wants = |tier| options.tier == Tier::All || options.tier == tier;
+    if options.tier == Tier::All {
+        for (name, check) in lint::CHECKS {
+            println!("== {name}");
+            match check() {
+                Ok(()) => totals.passed += 1,
+                Err(error) => {
+                    println!("{name} failed: {error:#}");
+                    totals.failed += 1;
+                }
+            }
+        }
+    }
+    if wants(Tier::Unit) {
+        println!("== unit and property tests");
+        let mut command = cargo();
+        command.args(["test", "--workspace", "--lib", "--bins", "--no-fail-fast"]);
+        totals.add(count(&mut command, &options.arguments)?);
+    }
+    if wants(Tier::It) {
+        println!("== integration tests");
+        let mut command = cargo();
+        command.args(["test", "--package", "mvp-user", "--test", "it"]);
+        totals.add(count(&mut command, &options.arguments)?);
+    }
+    if wants(Tier::Kernel) {
+        println!("== kernel tests");
+        totals.add(count(&mut kernel(), &options.arguments)?);
+    }
+    println!("{} passed, {} failed", totals.passed, totals.failed);
+    if totals.failed > 0 {
+        bail!("not everything passed");
+    }
+    if totals.passed == 0 {
+        bail!("nothing ran");
+    }
+    Ok(())
+}
+
+/// A skipped kernel test must not look like a passed one, so skipping is forbidden here.
+fn kernel() -> Command {
+    let mut command = cargo();
+    command.args(["test", "--package", "mvp-user", "--test", "kernel"]);
+    command.env("MVP_KERNEL_TESTS", "require");
+    if !nix::unistd::geteuid().is_root() {
+        let target = format!(
+            "CARGO_TARGET_{}_UNKNOWN_LINUX_{}_RUNNER",
+            std::env::consts::ARCH.to_uppercase(),
+            if cfg!(target_env = "musl") {
+                "MUSL"
+            } else {
+                "GNU"
+            }
+        );
+        command.env(target, "sudo -n -E");
+    }
+    command
+}
+
+impl Totals {
+    const fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+
+    /// Reads libtest's summary of one binary: `test result: ok. 5 passed; 0 failed; …`.
+    fn parse(line: &str) -> Option<Self> {
+        let rest = line.strip_prefix("test result: ")?;
+        let number = |name: &str| -> Option<u64> {
+            let before = rest.split(&format!(" {name}")).next()?;
+            before.rsplit(' ').next()?.parse().ok()
+        };
+        Some(Self {
+            passed: number("passed")?,
+            failed: number("failed")?,
+        })
+    }
+}
+
+/// Runs `cargo test`, shows its output and counts.
+fn count(command: &mut Command, arguments: &[String]) -> Result<Totals> {
+    command.arg("--").args(arguments).stdout(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("cannot start {}", Shown(command)))?;
+    let output = child.stdout.take().context("cargo has no output")?;
+    let mut totals = Totals::default();
+    for line in BufReader::new(output).lines() {
+        let line = line.context("reading the output of cargo")?;
+        println!("{line}");
+        if let Some(binary) = Totals::parse(&line) {
+            totals.add(binary);
+        }
+    }
+    let status = child.wait().context("waiting for cargo")?;
+    if !status.success() && totals.failed == 0 {
+        println!("{} failed: {status}", Shown(command));
+        totals.failed += 1;
+    }
+    Ok(totals)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_of_a_test_binary_is_counted() {
+        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s";
+        let wanted = Totals {
+            passed: 12,
+            failed: 3,
+        };
+        assert_eq!(Totals::parse(line), Some(wanted));
+        assert_eq!(Totals::parse("test it::works ... ok"), None);
+    }
+}
