@@ -99,28 +99,44 @@ impl Client {
             }
             Who::Anonymous => (builder.with_no_client_auth(), None),
         };
-        tls.alpn_protocols = if http2 { vec![b"h2".to_vec()] } else { vec![b"http/1.1".to_vec()] };
+        tls.alpn_protocols = if http2 {
+            vec![b"h2".to_vec()]
+        } else {
+            vec![b"http/1.1".to_vec()]
+        };
         // Every connection of a check is a whole handshake.
         tls.resumption = rustls::client::Resumption::disabled();
-        Ok(Self { tls: Arc::new(tls), token })
+        Ok(Self {
+            tls: Arc::new(tls),
+            token,
+        })
     }
 
     /// A TLS connection to `to`.
     pub async fn tls(&self, to: SocketAddr) -> Result<TlsStream<TcpStream>> {
         let connect = async {
-            let tcp = TcpStream::connect(to).await.with_context(|| format!("connect to {to}"))?;
+            let tcp = TcpStream::connect(to)
+                .await
+                .with_context(|| format!("connect to {to}"))?;
             tcp.set_nodelay(true)?;
             let name = ServerName::try_from("kubernetes.default.svc")?;
-            TlsConnector::from(Arc::clone(&self.tls)).connect(name, tcp).await.with_context(|| format!("TLS with {to}"))
+            TlsConnector::from(Arc::clone(&self.tls))
+                .connect(name, tcp)
+                .await
+                .with_context(|| format!("TLS with {to}"))
         };
-        tokio::time::timeout(PATIENCE, connect).await.with_context(|| format!("no connection to {to}"))?
+        tokio::time::timeout(PATIENCE, connect)
+            .await
+            .with_context(|| format!("no connection to {to}"))?
     }
 
     /// An HTTP connection to `to`.
     pub async fn connect(&self, to: SocketAddr) -> Result<Connection> {
         let io = self.tls(to).await?;
         if io.get_ref().1.alpn_protocol() == Some(b"h2") {
-            let (send, connection) = http2::Builder::new(TokioExecutor::new()).handshake(TokioIo::new(io)).await?;
+            let (send, connection) = http2::Builder::new(TokioExecutor::new())
+                .handshake(TokioIo::new(io))
+                .await?;
             tokio::spawn(async move { drop(connection.await) });
             Ok(Connection::Http2(send))
         } else {
@@ -143,10 +159,14 @@ impl Client {
             .uri(format!("https://kubernetes.default.svc{path}"))
             .body(Full::new(body.into()))?;
         for (name, value) in headers {
-            request.headers_mut().append(HeaderName::try_from(*name)?, HeaderValue::try_from(*value)?);
+            request
+                .headers_mut()
+                .append(HeaderName::try_from(*name)?, HeaderValue::try_from(*value)?);
         }
         if let Some(token) = &self.token {
-            request.headers_mut().insert(header::AUTHORIZATION, token.clone());
+            request
+                .headers_mut()
+                .insert(header::AUTHORIZATION, token.clone());
         }
         Ok(request)
     }
@@ -206,7 +226,14 @@ impl Connection {
     /// Sends a request and reads the whole answer.
     pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Answer> {
         let (parts, body) = self.start(request).await?.into_parts();
-        let body = tokio::time::timeout(PATIENCE, body.collect()).await.context("the body did not end")??.to_bytes();
-        Ok(Answer { status: parts.status, headers: parts.headers, body })
+        let body = tokio::time::timeout(PATIENCE, body.collect())
+            .await
+            .context("the body did not end")??
+            .to_bytes();
+        Ok(Answer {
+            status: parts.status,
+            headers: parts.headers,
+            body,
+        })
     }
 }

@@ -13,7 +13,7 @@ use std::{
 use arc_swap::ArcSwap;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use rustls::{ClientConfig, ServerConfig};
-use rustls_pki_types::ServerName;
+use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::sync::watch;
 
 use crate::config::TlsConfig;
@@ -51,6 +51,9 @@ pub enum Protocol {
     Any,
     /// `http/1.1` alone: upgrades.
     Http1,
+    /// `http/1.1` without `mvp-direct` and without SNI, presenting nothing: how mvp looks at its own listener and at
+    /// others of the steered port, as an ordinary client would see them.
+    Inward,
 }
 
 /// Everything that was read from the files at one moment.
@@ -68,6 +71,7 @@ pub struct Material {
     pub certificates: Vec<CertificateInfo>,
     servers: Arc<Servers>,
     clients: Arc<Clients>,
+    serving: Vec<CertificateDer<'static>>,
 }
 
 impl Material {
@@ -90,6 +94,11 @@ impl Material {
             None => self.servers.by_address.get(&local.to_canonical()),
         };
         Arc::clone(by_address.unwrap_or(&self.server))
+    }
+
+    /// Whether `leaf` is one of the serving certificates: how kube-apiserver's listener is told from another program's.
+    pub fn is_serving(&self, leaf: &CertificateDer<'_>) -> bool {
+        self.serving.iter().any(|ours| ours == leaf)
     }
 
     /// Whether there is a front-proxy certificate at all.
@@ -300,5 +309,10 @@ fn build(
         certificates: parts.certificates(),
         servers,
         clients,
+        serving: [&parts.serving]
+            .into_iter()
+            .chain(parts.sni.iter().map(|(pair, _names)| pair))
+            .filter_map(|pair| pair.key.cert.first().cloned())
+            .collect(),
     })
 }

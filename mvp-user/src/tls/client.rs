@@ -1,4 +1,5 @@
-//! The configurations towards upstreams: four, by what is presented and what is offered.
+//! The configurations towards upstreams, by what is presented and what is offered, and the one towards this node's own
+//! listeners.
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::api::ALPN_DIRECT;
 pub(super) struct Clients {
     front_proxy: Option<[Arc<ClientConfig>; 2]>,
     nothing: [Arc<ClientConfig>; 2],
+    inward: Arc<ClientConfig>,
     pub(super) server_name: ServerName<'static>,
 }
 
@@ -43,6 +45,7 @@ impl Clients {
         Ok(Self {
             front_proxy: front_proxy.map(|pair| make(Some(pair))).transpose()?,
             nothing: make(None)?,
+            inward: one(&provider, &verifier, None, Protocol::Inward)?,
             server_name,
         })
     }
@@ -54,13 +57,16 @@ impl Clients {
         presenting: Presenting,
         protocol: Protocol,
     ) -> Option<&Arc<ClientConfig>> {
+        if protocol == Protocol::Inward {
+            return Some(&self.inward);
+        }
         let [any, http1] = match presenting {
             Presenting::FrontProxy => self.front_proxy.as_ref()?,
             Presenting::Nothing => &self.nothing,
         };
         match protocol {
             Protocol::Any => Some(any),
-            Protocol::Http1 => Some(http1),
+            Protocol::Http1 | Protocol::Inward => Some(http1),
         }
     }
 
@@ -86,9 +92,13 @@ fn one(
     };
     config.alpn_protocols = match protocol {
         Protocol::Any => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
-        Protocol::Http1 => vec![b"http/1.1".to_vec()],
+        Protocol::Http1 | Protocol::Inward => vec![b"http/1.1".to_vec()],
     };
-    config.alpn_protocols.push(ALPN_DIRECT.to_vec());
+    if protocol == Protocol::Inward {
+        config.enable_sni = false;
+    } else {
+        config.alpn_protocols.push(ALPN_DIRECT.to_vec());
+    }
     // Upstreams share one name, so one bucket: eight TLS 1.3 tickets, each good for the server that gave it.
     config.resumption = Resumption::in_memory_sessions(32);
     config.enable_secret_extraction = true; // kernel TLS (design 7)
