@@ -1,6 +1,7 @@
 //! The resolved configuration and every default, each with its reason.
 //!
-//! Flags are named as kube-apiserver names them. Not for parsing the command line itself (`cli`).
+//! Flags are named as kube-apiserver names them: `config/flags.rs` is their table, `config/resolve.rs` reads them. Not
+//! for the other verbs of the command line (`cli`).
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -10,6 +11,14 @@ use std::{
 
 use http::HeaderName;
 
+mod flags;
+mod manifest;
+mod resolve;
+mod values;
+
+pub use flags::{Flags, Origin};
+pub use resolve::{ConfigError, Resolved, Setting, resolve};
+
 /// Source address of mvp's own connections to local, exempt from steering; spells "MVP" in 127/8 and reaches any local IPv4 bind.
 pub const DEFAULT_EXEMPT_SOURCE: Ipv4Addr = Ipv4Addr::new(127, 77, 86, 80);
 /// How often each server's discovery is read again without any other cause; changes are noticed sooner by watches.
@@ -17,9 +26,9 @@ pub const DEFAULT_DISCOVERY_INTERVAL: Duration = Duration::from_secs(15);
 /// How long a peer that was never read keeps the table from being ready.
 pub const DEFAULT_LEARN_DEADLINE: Duration = Duration::from_secs(30);
 /// How long a departed server's catalogue is kept: longer than a node takes to reboot.
-pub const DEFAULT_PEER_GRACE: Duration = Duration::from_secs(600);
+pub const DEFAULT_PEER_GRACE: Duration = Duration::from_mins(10);
 /// How long open connections may live on after a stop was asked for; execs run for minutes.
-pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(900);
+pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_mins(15);
 /// Name in the serving certificates of all kube-apiservers of a cluster.
 pub const DEFAULT_PEER_SERVER_NAME: &str = "kubernetes.default.svc";
 

@@ -295,7 +295,7 @@ impl RequestInfo {
         } else {
             parts.next(self.path())
         };
-        let unnamed = name.as_ref().is_none_or(|name| name.is_empty());
+        let unnamed = name.as_ref().is_none_or(Range::is_empty);
         let mut selected = None;
         match verb {
             Verb::Get if unnamed => {

@@ -139,13 +139,16 @@ pub struct Table {
     pub changed: watch::Sender<u64>,
 }
 
+/// What was deleted of a group-version: a resource, or (none) all of it; and when a peer's word for it counts again.
+pub type Gone = Vec<(Option<Box<str>>, Instant)>;
+
 /// Group-versions that all servers share through etcd (CRDs, aggregated APIServices), by design 5.3.
 #[derive(Debug, Default)]
 pub struct SharedGroups {
     /// Group-versions owned by CRDs or by aggregated APIServices, now.
     pub owned: hashbrown::HashSet<GroupVersion>,
     /// Resources and whole group-versions that a peer may still list although they were deleted, until the grace ends.
-    pub deleted: HashMap<GroupVersion, Vec<(Option<Box<str>>, Instant)>>,
+    pub deleted: HashMap<GroupVersion, Gone>,
 }
 
 impl Server {
