@@ -118,7 +118,7 @@ impl Link {
     }
 
     /// Speaks HTTP/1.1 over a stream that is connected already.
-    async fn over<S>(
+    pub(crate) async fn over<S>(
         stream: S,
         marker: Option<Marker>,
         deadline: Instant,

@@ -256,7 +256,16 @@ async fn page(
             let own = candidates(path, &answer)?;
             probe_each(link, path, own, kept, table).await
         }
-        StatusCode::NOT_ACCEPTABLE => probe_each(link, path, Vec::new(), kept, table).await,
+        StatusCode::NOT_ACCEPTABLE => {
+            link.extend(ANSWER_WITHIN);
+            let list = link.get(path, "application/json", None).await?;
+            let own = if list.status == StatusCode::OK {
+                candidates(path, &list).unwrap_or_default()
+            } else {
+                Vec::new()
+            };
+            probe_each(link, path, own, kept, table).await
+        }
         status => {
             let content = content_type(&answer);
             if status == StatusCode::OK {
@@ -423,3 +432,6 @@ fn is_plain(group_version: &GroupVersion) -> bool {
         && !group_version.version.starts_with('.')
         && !group_version.group.starts_with('.')
 }
+
+#[cfg(test)]
+mod tests;

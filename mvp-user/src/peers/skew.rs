@@ -1,7 +1,6 @@
-//! When to steer (design 3): a pure judgement of the table, made again whenever it changes.
+//! What `--steer=auto` steers for (design 3): a pure judgement of the table, made again whenever it changes.
 //!
-//! `daemon` asks [`Policy::judge`] and tells `steer`. Not for carrying it out, and not for room, heartbeat or canary
-//! shares, which end or narrow steering on their own.
+//! `daemon` asks [`Policy::judge`] and weighs the answer with the mode, the proof of identity forwarding and room.
 
 use std::{fmt, ops::ControlFlow, time::Duration};
 
@@ -10,8 +9,8 @@ use tokio::time::Instant;
 use super::View;
 use crate::{
     api::{Gvr, ServerId, Verbs},
-    config::{LocalDown, SteerMode},
-    table::{Catalogue, Freshness, Health, Membership, Proof, Served, Table},
+    config::LocalDown,
+    table::{Catalogue, Freshness, Health, Membership, Served, Table},
 };
 
 /// For how long a peer that was never read is reason enough to steer.
@@ -32,28 +31,16 @@ pub struct Missing {
     pub verbs: Verbs,
 }
 
-/// Whether new connections should be steered, and why.
+/// Why `auto` steers.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Why {
-    /// Off: `--steer=never`.
-    Never,
-    /// Off: local never proved identity forwarding in this run.
-    NoProof,
-    /// Off: local refuses identity forwarding.
-    ForwardingRefused,
-    /// Off: local is not up and `--local-down=refuse`.
-    LocalDownRefused,
-    /// Off: nothing that a peer serves is missing at local.
-    NoSkew,
-    /// On: `--steer=always`.
-    Always,
-    /// On: local lacks something.
+pub enum Reason {
+    /// Local lacks something.
     Skew(Missing),
-    /// On: local is not up, a peer may answer.
+    /// Local is not up, and a peer may answer.
     LocalDown,
-    /// On: a listed peer was never read.
+    /// A listed peer was never read.
     Unread(ServerId),
-    /// On: the last reason ended less than `--steer-off-delay` ago.
+    /// The last reason ended less than `--steer-off-delay` ago.
     Quiet,
 }
 
@@ -70,28 +57,10 @@ pub struct Policy {
     unread_until: Option<Instant>,
 }
 
-impl Why {
-    /// Whether it is a reason to steer.
-    pub const fn steers(&self) -> bool {
-        match self {
-            Self::Never
-            | Self::NoProof
-            | Self::ForwardingRefused
-            | Self::LocalDownRefused
-            | Self::NoSkew => false,
-            Self::Always | Self::Skew(_) | Self::LocalDown | Self::Unread(_) | Self::Quiet => true,
-        }
-    }
-
+impl Reason {
     /// The stable word for logs and metric labels.
     pub const fn as_str(&self) -> &'static str {
         match self {
-            Self::Never => "never",
-            Self::NoProof => "no_proof",
-            Self::ForwardingRefused => "forwarding_refused",
-            Self::LocalDownRefused => "local_down_refused",
-            Self::NoSkew => "no_skew",
-            Self::Always => "always",
             Self::Skew(_) => "skew",
             Self::LocalDown => "local_down",
             Self::Unread(_) => "unread",
@@ -100,7 +69,7 @@ impl Why {
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Skew(missing) => write!(f, "skew: {missing}"),
@@ -132,25 +101,16 @@ impl Policy {
         }
     }
 
-    /// Judges anew. Call it when the table changed and at [`Policy::recheck`].
-    pub fn judge(&mut self, mode: SteerMode, table: &Table, view: &View, now: Instant) -> Why {
+    /// Judges anew: why `auto` steers now; none: it does not. Call it when the table changed and at
+    /// [`Policy::recheck`].
+    pub fn judge(&mut self, table: &Table, view: &View, now: Instant) -> Option<Reason> {
         self.note_proven(table, now);
         let reason = self.reason(table, view, now);
         if reason.is_some() {
             self.wanted_at = Some(now);
         }
-        if let Some(obstacle) = self.obstacle(mode, table) {
-            return obstacle;
-        }
-        match (mode, reason) {
-            (SteerMode::Never, _) => Why::Never,
-            (SteerMode::Always, _) => Why::Always,
-            (SteerMode::Auto, Some(reason)) => reason,
-            (SteerMode::Auto, None) if self.quiet_until().is_some_and(|until| now < until) => {
-                Why::Quiet
-            }
-            (SteerMode::Auto, None) => Why::NoSkew,
-        }
+        let quiet = self.quiet_until().is_some_and(|until| now < until);
+        reason.or_else(|| quiet.then_some(Reason::Quiet))
     }
 
     /// When to judge again although nothing changes.
@@ -176,38 +136,15 @@ impl Policy {
         self.wanted_at.map(|at| at + self.off_delay)
     }
 
-    /// What forbids steering in every mode.
-    fn obstacle(&self, mode: SteerMode, table: &Table) -> Option<Why> {
-        if mode == SteerMode::Never {
-            return Some(Why::Never);
-        }
-        let members = table.members();
-        let is_up = members.local.health() == Health::Up;
-        if !is_up && self.local_down == LocalDown::Refuse {
-            return Some(Why::LocalDownRefused);
-        }
-        let peer_proven = members.peers.iter().any(|peer| {
-            peer.health() == Health::Up
-                && peer.membership() == Membership::Listed
-                && peer.proof() == Proof::Proven
-        });
-        match members.local.proof() {
-            Proof::Proven => None,
-            _ if !is_up && peer_proven => None,
-            Proof::Unproven => Some(Why::NoProof),
-            Proof::Refused => Some(Why::ForwardingRefused),
-        }
-    }
-
     /// What `auto` steers for.
-    fn reason(&mut self, table: &Table, view: &View, now: Instant) -> Option<Why> {
+    fn reason(&mut self, table: &Table, view: &View, now: Instant) -> Option<Reason> {
         self.unread_until = None;
         let members = table.members();
         if members.local.health() != Health::Up && self.local_down == LocalDown::Failover {
-            return Some(Why::LocalDown);
+            return Some(Reason::LocalDown);
         }
         if let Some(missing) = first_missing(table, |_, _| true) {
-            return Some(Why::Skew(missing));
+            return Some(Reason::Skew(missing));
         }
         let (server, until) = view
             .unread
@@ -216,7 +153,7 @@ impl Policy {
             .max_by_key(|(_, until)| *until)
             .filter(|(_, until)| now < *until)?;
         self.unread_until = Some(until);
-        Some(Why::Unread(server))
+        Some(Reason::Unread(server))
     }
 
     fn note_proven(&mut self, table: &Table, now: Instant) {

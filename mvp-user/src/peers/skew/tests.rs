@@ -68,7 +68,7 @@ fn catalogue(verbs: &[&str], status: bool, freshness: Freshness) -> Arc<Catalogu
     })
 }
 
-/// Local and one peer, both up, proven and alike.
+/// Local and one peer, both up and alike.
 fn cluster() -> Cluster {
     let address = SocketAddr::from(([10, 0, 0, 2], 6443));
     let local = Arc::new(Server::new(
@@ -80,7 +80,6 @@ fn cluster() -> Cluster {
     table.set_peers(vec![Arc::clone(&peer)]);
     for server in [&local, &peer] {
         server.set_health(Health::Up);
-        server.set_proof(Proof::Proven);
         table.publish(
             server.id,
             catalogue(&["get", "list"], true, Freshness::Fresh),
@@ -96,12 +95,12 @@ fn cluster() -> Cluster {
 }
 
 impl Cluster {
-    fn judge(&mut self, mode: SteerMode, now: Instant) -> Why {
-        self.policy.judge(mode, &self.table, &self.view, now)
+    fn judge(&mut self, now: Instant) -> Option<Reason> {
+        self.policy.judge(&self.table, &self.view, now)
     }
 
     fn auto(&mut self, now: Instant) -> &'static str {
-        self.judge(SteerMode::Auto, now).as_str()
+        self.judge(now).map_or("no_skew", |reason| reason.as_str())
     }
 
     fn peer_serves(&self, verbs: &[&str], status: bool, freshness: Freshness) {
@@ -137,7 +136,7 @@ fn a_resource_a_verb_or_a_subresource_that_local_lacks_is_skew() {
         ServerId::Local,
         catalogue(&["get", "list"], false, Freshness::Fresh),
     );
-    let Why::Skew(missing) = cluster.judge(SteerMode::Auto, Instant::now()) else {
+    let Some(Reason::Skew(missing)) = cluster.judge(Instant::now()) else {
         panic!("no skew")
     };
     assert_eq!(missing.subresource.as_deref(), Some("status"));
@@ -187,41 +186,14 @@ fn steering_ends_only_after_a_quiet_period() {
 }
 
 #[test]
-fn a_local_that_is_not_up_is_a_reason_under_failover_and_an_obstacle_under_refuse() {
+fn a_local_that_is_not_up_is_a_reason_under_failover_alone() {
     let mut cluster = cluster();
     for health in [Health::Starting, Health::Draining, Health::Down] {
         cluster.local.set_health(health);
         assert_eq!(cluster.auto(Instant::now()), "local_down");
     }
     cluster.policy = Policy::new(LocalDown::Refuse, OFF_DELAY);
-    for mode in [SteerMode::Auto, SteerMode::Always] {
-        let why = cluster.judge(mode, Instant::now());
-        assert_eq!(why, Why::LocalDownRefused);
-        assert!(!why.steers());
-    }
-}
-
-#[test]
-fn nothing_is_steered_without_a_proof() {
-    let mut cluster = cluster();
-    cluster.local.set_proof(Proof::Unproven);
-    assert_eq!(
-        cluster.judge(SteerMode::Always, Instant::now()),
-        Why::NoProof
-    );
-    cluster.local.set_proof(Proof::Refused);
-    assert_eq!(
-        cluster.judge(SteerMode::Always, Instant::now()),
-        Why::ForwardingRefused
-    );
-    // While local is down, a proven peer that is up will do; a departed one, or one that is down, will not.
-    cluster.local.set_health(Health::Down);
-    assert_eq!(cluster.auto(Instant::now()), "local_down");
-    cluster.peer.set_health(Health::Down);
-    assert_eq!(cluster.auto(Instant::now()), "forwarding_refused");
-    cluster.peer.set_health(Health::Up);
-    cluster.peer.set_membership(Membership::Departed);
-    assert_eq!(cluster.auto(Instant::now()), "forwarding_refused");
+    assert_eq!(cluster.auto(Instant::now()), "no_skew");
 }
 
 #[test]
@@ -237,17 +209,6 @@ fn a_peer_that_was_never_read_is_a_reason_for_ten_minutes() {
     assert_eq!(cluster.policy.recheck(end - SECOND), Some(end));
     assert_eq!(cluster.auto(end), "quiet");
     assert_eq!(cluster.auto(end + OFF_DELAY), "no_skew");
-}
-
-#[test]
-fn never_and_always_are_obeyed() {
-    let mut cluster = cluster();
-    assert_eq!(
-        cluster.judge(SteerMode::Always, Instant::now()),
-        Why::Always
-    );
-    cluster.peer_serves(&["get", "list", "watch"], true, Freshness::Fresh);
-    assert_eq!(cluster.judge(SteerMode::Never, Instant::now()), Why::Never);
 }
 
 #[test]
