@@ -274,4 +274,6 @@ impl fmt::Debug for Verbs {
 
 pub mod discovery;
 pub mod legacy;
+#[cfg(test)]
+pub(crate) mod recorded;
 pub mod wire;

@@ -7,6 +7,8 @@ use std::io::Read as _;
 use prost::Message;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+mod yaml;
+
 /// Bound on a discovery document, decompressed: 5,000 CRDs are about 3 MiB.
 pub const MAX_DOCUMENT: usize = 16 << 20;
 /// Magic of Kubernetes' protobuf envelope (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
@@ -222,9 +224,7 @@ pub(crate) fn encode<T: Serialize + Message>(
             // By way of a map: kube-apiserver's YAML has its keys sorted.
             let value =
                 serde_json::to_value(&tagged).map_err(|error| syntax("YAML")(error.to_string()))?;
-            serde_yaml_ng::to_string(&value)
-                .map(String::into_bytes)
-                .map_err(|error| syntax("YAML")(error.to_string()))
+            Ok(yaml::write(&value).into_bytes())
         }
         Encoding::Cbor => {
             let mut bytes = CBOR_SELF_DESCRIBED.to_vec();
