@@ -14,28 +14,33 @@ use http::{HeaderValue, Method, Request, Response, header};
 use crate::{
     api::{GroupVersion, ServerId, discovery::Form, wire::WireError},
     body::Body,
+    config::LocalDown,
     reply::Side,
     request_info::{Class, DiscoveryPath, OpenApiPath, RequestInfo},
-    route::{Asker, AskerKind},
+    route::{Asker, AskerKind, authority},
     table::{Server, Table},
 };
 
 mod aggregated;
 mod answer;
+mod legacy;
 pub mod merge;
 mod negotiate;
 #[cfg(test)]
 mod tests;
 
-use aggregated::{Aggregated, Base, Key};
+use aggregated::{Aggregated, Base, Key, Own};
 use answer::{Authorised, Client};
+use legacy::LegacyCache;
 use negotiate::Wanted;
 
 /// All that is kept between requests. One per process; every thread uses it.
 #[derive(Debug)]
 pub struct Discovery {
     table: Arc<Table>,
+    local_down: LocalDown,
     aggregated: Aggregated,
+    legacy: LegacyCache,
     /// What happened, for metrics and tests.
     pub counters: Counters,
 }
@@ -53,6 +58,8 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Plan {
     document: Document,
+    /// Whose word counts where servers differ.
+    authority: ServerId,
     client: Client,
     /// Forms of aggregated discovery that the client accepts, the best first.
     wanted: Vec<Wanted>,
@@ -63,7 +70,7 @@ pub struct Plan {
 }
 
 /// What is asked for.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Document {
     Api,
     Apis,
@@ -73,10 +80,12 @@ enum Document {
 
 impl Discovery {
     /// Knows nothing yet but the table.
-    pub fn new(table: Arc<Table>) -> Self {
+    pub fn new(table: Arc<Table>, local_down: LocalDown) -> Self {
         Self {
             table,
+            local_down,
             aggregated: Aggregated::default(),
+            legacy: LegacyCache::default(),
             counters: Counters::default(),
         }
     }
@@ -125,6 +134,7 @@ impl Discovery {
                 server: server.id,
                 core: document == Document::Api,
                 form: Form::V2,
+                own: Own::Answer,
             };
             // Only if a 304 leaves no doubt about the representation: a server that is older than v2 takes the next form.
             if first.form == Form::V2
@@ -142,6 +152,7 @@ impl Discovery {
         };
         Some(Plan {
             document,
+            authority: authority(&self.table, self.local_down).id,
             client,
             wanted,
             pretty,
@@ -164,23 +175,33 @@ impl Discovery {
             Ok(answer) => answer,
             Err(other) => return other,
         };
-        let core = plan.document == Document::Api;
-        match &plan.document {
-            Document::Api | Document::Apis => match form_of(&plan, &answer) {
-                Some(form) => {
-                    let key = Key {
-                        server: from.id,
-                        core,
-                        form,
-                    };
-                    self.aggregated
-                        .complete(&plan, &self.table, key, answer, &self.counters)
-                        .await
-                }
-                None => answer.relay(),
-            },
-            Document::Group(_) | Document::Version(_) => answer.relay(),
+        let aggregated = match &plan.document {
+            Document::Api | Document::Apis => form_of(&plan, &answer),
+            Document::Group(_) | Document::Version(_) => None,
+        };
+        if let Some(form) = aggregated {
+            let core = plan.document == Document::Api;
+            let key = Key {
+                server: from.id,
+                core,
+                form,
+                own: Own::Answer,
+            };
+            return self
+                .aggregated
+                .complete(&plan, &self.table, key, answer, &self.counters)
+                .await;
         }
+        self.legacy
+            .complete(
+                &plan,
+                &self.table,
+                from.id,
+                &self.aggregated,
+                answer,
+                &self.counters,
+            )
+            .await
     }
 }
 

@@ -38,6 +38,16 @@ pub(super) struct Key {
     /// `/api`, else `/apis`.
     pub(super) core: bool,
     pub(super) form: Form,
+    pub(super) own: Own,
+}
+
+/// Where the server's own document comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Own {
+    /// Its answer to the request that is being completed.
+    Answer,
+    /// Its catalogue: the request was for another document.
+    Catalogue,
 }
 
 /// A server's own document.
@@ -51,7 +61,7 @@ pub(super) struct Base {
 
 /// A merged document in every representation that was asked for.
 #[derive(Debug)]
-struct Completed {
+pub(super) struct Completed {
     inputs: Inputs,
     form: Form,
     list: GroupList,
@@ -250,6 +260,53 @@ impl Aggregated {
         )
     }
 
+    /// What all servers together serve, by their catalogues: for documents that are not aggregated discovery. `None` if
+    /// nothing is known.
+    pub(super) async fn known_to_all(
+        &self,
+        _authorised: &Authorised,
+        table: &Table,
+        authority: ServerId,
+        core: bool,
+        counters: &Counters,
+    ) -> Option<Arc<Completed>> {
+        let key = Key {
+            server: authority,
+            core,
+            form: Form::V2,
+            own: Own::Catalogue,
+        };
+        let slot = self.slot(key, table);
+        let catalogue = table.catalogue(authority);
+        let generation = catalogue
+            .as_ref()
+            .map_or(0, |catalogue| catalogue.generation);
+        let etag = HeaderValue::from(generation);
+        let base = match slot.base.load_full().filter(|base| base.etag == etag) {
+            Some(base) => base,
+            None => {
+                let list = catalogue.map_or_else(GroupList::default, |catalogue| {
+                    let documents = &catalogue.documents;
+                    if core {
+                        documents.core.clone()
+                    } else {
+                        documents.groups.clone()
+                    }
+                });
+                let size = list.items.len() * 1024;
+                let base = Arc::new(Base {
+                    etag,
+                    form: Form::V2,
+                    list,
+                    size,
+                });
+                slot.base.store(Some(Arc::clone(&base)));
+                base
+            }
+        };
+        slot.completed(&base, key, table, counters).await
+    }
+
     fn slot(&self, key: Key, table: &Table) -> Arc<Slot> {
         if self.slots.len() > MAX_SLOTS {
             let members = table.members();
@@ -380,6 +437,11 @@ impl Slot {
 }
 
 impl Completed {
+    /// What is served by anyone.
+    pub(super) fn list(&self) -> &GroupList {
+        &self.list
+    }
+
     /// The bytes, plain and perhaps compressed; written once.
     async fn rendering(self: &Arc<Self>, encoding: Encoding) -> Option<(Bytes, Option<Bytes>)> {
         let place = self.renderings.get(encoding as usize)?;

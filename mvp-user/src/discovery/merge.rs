@@ -19,7 +19,7 @@ use crate::{
 };
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 /// One server's document.
 #[derive(Clone, Copy, Debug)]
@@ -237,7 +237,7 @@ fn merge_resource(known: &[&Resource]) -> Option<Resource> {
 }
 
 /// The sorted union.
-fn union<'a, I: Iterator<Item = &'a [String]>>(lists: I) -> Vec<String> {
+pub(super) fn union<'a, I: Iterator<Item = &'a [String]>>(lists: I) -> Vec<String> {
     lists
         .flatten()
         .collect::<BTreeSet<_>>()

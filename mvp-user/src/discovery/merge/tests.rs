@@ -3,7 +3,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::api::{GroupVersion, discovery::GroupMeta};
+use crate::api::{
+    GroupVersion,
+    discovery::{GroupMeta, GroupVersionKind},
+};
 
 pub(crate) fn group(name: &str, versions: &[(&str, &[&str])]) -> Group {
     Group {
@@ -294,10 +297,10 @@ fn shared_groups_are_the_first_servers_but_for_new_ones() {
 }
 
 /// Lists that agree on one overall order, as servers of one lineage do, or not.
-fn catalogue(shuffled: bool) -> impl Strategy<Value = GroupList> {
-    let names = |stem: &'static str, most: usize| {
+pub(in super::super) fn catalogue(shuffled: bool) -> impl Strategy<Value = GroupList> {
+    let names = |stem: &'static str, least: usize, most: usize| {
         let all: Vec<String> = (0..most).map(|n| format!("{stem}{n}")).collect();
-        let some = proptest::sample::subsequence(all, 0..=most);
+        let some = proptest::sample::subsequence(all, least..=most);
         if shuffled {
             some.prop_shuffle().boxed()
         } else {
@@ -311,7 +314,7 @@ fn catalogue(shuffled: bool) -> impl Strategy<Value = GroupList> {
     )
         .prop_map(|(verbs, subs)| resource("", &verbs, &subs));
     let version = (
-        names("r", 4),
+        names("r", 0, 4),
         proptest::collection::vec(resource, 4),
         any::<bool>(),
     )
@@ -321,6 +324,10 @@ fn catalogue(shuffled: bool) -> impl Strategy<Value = GroupList> {
                 .into_iter()
                 .zip(resources)
                 .map(|(name, resource)| Resource {
+                    response_kind: Some(GroupVersionKind {
+                        kind: name.to_uppercase(),
+                        ..GroupVersionKind::default()
+                    }),
                     resource: name,
                     ..resource
                 })
@@ -331,7 +338,7 @@ fn catalogue(shuffled: bool) -> impl Strategy<Value = GroupList> {
             version
         });
     let group =
-        (names("v", 3), proptest::collection::vec(version, 3)).prop_map(|(names, versions)| {
+        (names("v", 1, 3), proptest::collection::vec(version, 3)).prop_map(|(names, versions)| {
             let versions = names
                 .into_iter()
                 .zip(versions)
@@ -342,7 +349,7 @@ fn catalogue(shuffled: bool) -> impl Strategy<Value = GroupList> {
                 versions,
             }
         });
-    (names("g", 4), proptest::collection::vec(group, 4)).prop_map(|(names, groups)| {
+    (names("g", 0, 4), proptest::collection::vec(group, 4)).prop_map(|(names, groups)| {
         GroupList::new(
             names
                 .into_iter()
@@ -356,6 +363,21 @@ fn catalogue(shuffled: bool) -> impl Strategy<Value = GroupList> {
                 })
                 .collect(),
         )
+    })
+}
+
+/// The same for the core group.
+pub(in super::super) fn core() -> impl Strategy<Value = GroupList> {
+    catalogue(false).prop_map(|mut list| {
+        list.items.truncate(1);
+        for group in &mut list.items {
+            group.metadata.name.clear();
+            group.versions.truncate(1);
+            for version in &mut group.versions {
+                version.version = "v1".to_owned();
+            }
+        }
+        list
     })
 }
 

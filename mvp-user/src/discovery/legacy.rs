@@ -1,0 +1,363 @@
+//! Completes legacy discovery (`/api`, `/apis`, `/apis/GROUP`, `/apis/GROUP/VERSION`) from what aggregated discovery of all
+//! servers says. Pure but for the last results, which are kept.
+//!
+//! The lists of groups are built from APIService objects that all servers share and that a mix of versions damages (k8s
+//! objects are deleted by a server that lacks the group-version and not put back by its owner), so a group-version may be
+//! missing from a server that serves it, and listed though nobody serves it any more.
+
+use std::{collections::HashMap, sync::Arc};
+
+use bytes::Bytes;
+use dashmap::DashMap;
+use http::{HeaderValue, Response, header};
+use tokio::time::Instant;
+
+use super::{
+    Counters, Document, Plan,
+    aggregated::{Aggregated, Completed},
+    answer::{Authorised, Completion, Unread, compress},
+    merge::{order, union},
+};
+use crate::{
+    api::{
+        GroupVersion, GvRef, ServerId,
+        discovery::{self, Version},
+        legacy::{
+            Group, GroupList, GroupVersion as Listed, Legacy, LegacyDocument, ListedResource,
+            ResourceList, VerbList, Versions, resources_of,
+        },
+        wire::{Encoding, MAX_DOCUMENT},
+    },
+    body::Body,
+    table::{Freshness, Table},
+};
+
+/// Results and sightings kept; far more than a server has group-versions.
+const MAX_KEPT: usize = 8192;
+
+/// The last results.
+#[derive(Debug, Default)]
+pub(super) struct LegacyCache {
+    done: DashMap<(ServerId, Document, Encoding), Arc<Done>>,
+    /// When a server was first seen to list a group-version that nobody is known to serve.
+    unserved: DashMap<(ServerId, GroupVersion), Instant>,
+}
+
+/// A result and what it was made of.
+#[derive(Debug)]
+struct Done {
+    input: Bytes,
+    known: Arc<Completed>,
+    /// `None`: nothing to add.
+    output: Option<(Bytes, Option<Bytes>)>,
+}
+
+impl LegacyCache {
+    /// Completes a server's answer.
+    pub(super) async fn complete(
+        &self,
+        plan: &Plan,
+        table: &Table,
+        from: ServerId,
+        aggregated: &Aggregated,
+        mut answer: Authorised,
+        counters: &Counters,
+    ) -> Response<Body> {
+        let encoding = answer.text(&header::CONTENT_TYPE).and_then(Encoding::of);
+        let (Some(mut encoding), false, false) =
+            (encoding, answer.is_unchanged(), plan.client.head)
+        else {
+            return answer.relay();
+        };
+        let core = match &plan.document {
+            Document::Api => true,
+            Document::Version(group_version) => group_version.group.is_empty(),
+            Document::Apis | Document::Group(_) => false,
+        };
+        let input = match answer.read(MAX_DOCUMENT).await {
+            Ok(input) => input,
+            Err(Unread::Broken) => return answer.broken(),
+            Err(Unread::Opaque(error)) => {
+                counters.unreadable(from, &error);
+                return answer.relay();
+            }
+        };
+        if encoding == Encoding::Json && input.starts_with(b"{\n") {
+            encoding = Encoding::PrettyJson;
+        }
+        let Some(known) = aggregated
+            .known_to_all(&answer, table, plan.authority, core, counters)
+            .await
+        else {
+            return answer.relay();
+        };
+        let key = (from, plan.document.clone(), encoding);
+        let done = self.done.get(&key).map(|done| Arc::clone(&*done));
+        let done = match done.filter(|done| Arc::ptr_eq(&done.known, &known) && done.input == input)
+        {
+            Some(done) => {
+                counters.hit();
+                done
+            }
+            None => match self.build(table, from, encoding, input, known, counters) {
+                Ok((done, lasting)) => {
+                    if self.done.len() >= MAX_KEPT {
+                        self.done.clear();
+                    }
+                    if lasting {
+                        self.done.insert(key, Arc::clone(&done));
+                    }
+                    done
+                }
+                Err(error) => {
+                    counters.unreadable(from, &error);
+                    return answer.relay();
+                }
+            },
+        };
+        let Some((bytes, gzip)) = done.output.clone() else {
+            return answer.relay();
+        };
+        let content_type = HeaderValue::from_static(encoding.media_type());
+        answer.complete(
+            &plan.client,
+            Completion {
+                bytes,
+                gzip,
+                content_type,
+                etag: None,
+            },
+        )
+    }
+
+    /// The result, and whether it holds as long as its inputs do.
+    fn build(
+        &self,
+        table: &Table,
+        from: ServerId,
+        encoding: Encoding,
+        input: Bytes,
+        known: Arc<Completed>,
+        counters: &Counters,
+    ) -> Result<(Arc<Done>, bool), crate::api::wire::WireError> {
+        counters.parse();
+        counters.build();
+        let before = LegacyDocument::parse(encoding, &input)?;
+        let mut lasting = true;
+        let after = complete(&before, known.list(), |group_version| {
+            let gone = self.is_gone(table, from, group_version);
+            lasting &= gone;
+            gone
+        });
+        let output = if after == before {
+            None
+        } else {
+            let bytes = after.write(encoding)?;
+            let gzip = compress(&bytes);
+            Some((Bytes::from(bytes), gzip))
+        };
+        Ok((
+            Arc::new(Done {
+                input,
+                known,
+                output,
+            }),
+            lasting,
+        ))
+    }
+
+    /// Whether a listed group-version that is in nobody's aggregated discovery is served by nobody, not merely new: the
+    /// server was read whole after it was first seen.
+    fn is_gone(&self, table: &Table, from: ServerId, group_version: GvRef<'_>) -> bool {
+        if !table.is_ready() || table.shared.load().owned.contains(&group_version) {
+            return false;
+        }
+        let Some(catalogue) = table.catalogue(from) else {
+            return false;
+        };
+        if self.unserved.len() >= MAX_KEPT {
+            self.unserved.clear();
+        }
+        let key = (
+            from,
+            GroupVersion::new(group_version.group, group_version.version),
+        );
+        let seen = *self.unserved.entry(key).or_insert_with(Instant::now);
+        catalogue.freshness == Freshness::Fresh && catalogue.read_at > seen
+    }
+}
+
+/// The document with what `known`, the union of all servers, has beyond it, and without what `is_gone`.
+fn complete(
+    document: &LegacyDocument,
+    known: &discovery::GroupList,
+    mut is_gone: impl FnMut(GvRef<'_>) -> bool,
+) -> LegacyDocument {
+    let legacy = match &document.legacy {
+        Legacy::Versions(versions) => Legacy::Versions(complete_core(versions, known)),
+        Legacy::Groups(list) => {
+            let theirs: HashMap<&str, &discovery::Group> = known
+                .items
+                .iter()
+                .map(|group| (group.name(), group))
+                .collect();
+            let ours: HashMap<&str, &Group> = list
+                .groups
+                .iter()
+                .map(|group| (group.name.as_str(), group))
+                .collect();
+            let names = order(&[
+                known.items.iter().map(discovery::Group::name).collect(),
+                list.groups
+                    .iter()
+                    .map(|group| group.name.as_str())
+                    .collect(),
+            ]);
+            let groups = names
+                .into_iter()
+                .map(|name| {
+                    let group = ours.get(name).map_or_else(
+                        || Group {
+                            name: name.to_owned(),
+                            ..Group::default()
+                        },
+                        |group| (*group).clone(),
+                    );
+                    complete_group(group, theirs.get(name).copied(), &mut is_gone)
+                })
+                .filter(|group| !group.versions.is_empty())
+                .collect();
+            Legacy::Groups(GroupList { groups })
+        }
+        Legacy::Group(group) => {
+            let theirs = known.items.iter().find(|known| known.name() == group.name);
+            let completed = complete_group(group.clone(), theirs, &mut is_gone);
+            // An empty group would be no answer at all.
+            Legacy::Group(if completed.versions.is_empty() {
+                group.clone()
+            } else {
+                completed
+            })
+        }
+        Legacy::Resources(list) => {
+            let (group, name) = list
+                .group_version
+                .split_once('/')
+                .unwrap_or(("", &list.group_version));
+            let theirs = known
+                .items
+                .iter()
+                .find(|known| known.name() == group)
+                .and_then(|known| {
+                    known
+                        .versions
+                        .iter()
+                        .find(|version| version.version == name)
+                });
+            Legacy::Resources(
+                theirs.map_or_else(|| list.clone(), |theirs| complete_resources(list, theirs)),
+            )
+        }
+    };
+    LegacyDocument {
+        api_version: document.api_version.clone(),
+        legacy,
+    }
+}
+
+fn complete_core(versions: &Versions, known: &discovery::GroupList) -> Versions {
+    let mut completed = versions.clone();
+    for version in known
+        .items
+        .iter()
+        .filter(|group| group.name().is_empty())
+        .flat_map(|group| &group.versions)
+    {
+        if !completed.versions.contains(&version.version) {
+            completed.versions.push(version.version.clone());
+        }
+    }
+    completed
+}
+
+fn complete_group(
+    mut group: Group,
+    known: Option<&discovery::Group>,
+    is_gone: &mut impl FnMut(GvRef<'_>) -> bool,
+) -> Group {
+    let theirs: Vec<&str> = known
+        .iter()
+        .flat_map(|known| &known.versions)
+        .map(|version| version.version.as_str())
+        .collect();
+    let ours: Vec<&str> = group
+        .versions
+        .iter()
+        .map(|listed| listed.version.as_str())
+        .collect();
+    let versions: Vec<Listed> = order(&[theirs.clone(), ours])
+        .into_iter()
+        .filter(|version| {
+            theirs.contains(version)
+                || !is_gone(GvRef {
+                    group: &group.name,
+                    version,
+                })
+        })
+        .map(|version| Listed {
+            group_version: format!("{}/{version}", group.name),
+            version: version.to_owned(),
+        })
+        .collect();
+    if let Some(preferred) = versions.first() {
+        // What aggregated discovery lists first is what its clients prefer.
+        let first = theirs
+            .first()
+            .and_then(|first| versions.iter().find(|listed| listed.version == *first));
+        group.preferred_version = first.unwrap_or(preferred).clone();
+    }
+    group.versions = versions;
+    group
+}
+
+fn complete_resources(list: &ResourceList, known: &Version) -> ResourceList {
+    let theirs = resources_of(&known.resources);
+    let by_name = |listed: &[ListedResource]| -> HashMap<String, ListedResource> {
+        listed
+            .iter()
+            .map(|resource| (resource.name.clone(), resource.clone()))
+            .collect()
+    };
+    let names = order(&[
+        theirs
+            .iter()
+            .map(|resource| resource.name.as_str())
+            .collect(),
+        list.resources
+            .iter()
+            .map(|resource| resource.name.as_str())
+            .collect(),
+    ]);
+    let (mut ours, mut added) = (by_name(&list.resources), by_name(&theirs));
+    let resources = names
+        .into_iter()
+        .filter_map(|name| match (ours.remove(name), added.remove(name)) {
+            (Some(mut mine), Some(other)) => {
+                let have = mine.verbs.take().unwrap_or_default().items;
+                let more = other.verbs.unwrap_or_default().items;
+                let items = if more.iter().all(|verb| have.contains(verb)) {
+                    have
+                } else {
+                    union([have.as_slice(), more.as_slice()].into_iter())
+                };
+                mine.verbs = Some(VerbList { items });
+                Some(mine)
+            }
+            (mine, other) => mine.or(other),
+        })
+        .collect();
+    ResourceList {
+        group_version: list.group_version.clone(),
+        resources,
+    }
+}
