@@ -21,6 +21,8 @@ use crate::config::TlsConfig;
 mod anchors;
 mod client;
 mod files;
+#[cfg(test)]
+pub(crate) mod fixtures;
 mod parts;
 mod server;
 mod suites;
