@@ -16,6 +16,7 @@ use std::{
 
 use dashmap::DashMap;
 use http::StatusCode;
+use prometheus_client::registry::Registry;
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
@@ -30,6 +31,7 @@ use crate::{
 };
 
 pub mod link;
+mod metrics;
 pub mod proof;
 pub mod vitals;
 
@@ -67,6 +69,7 @@ const NO_REPORT: u8 = u8::MAX;
 pub struct Prober {
     table: Arc<Table>,
     wards: Arc<DashMap<ServerId, Arc<Ward>>>,
+    metrics: metrics::Metrics,
 }
 
 /// What the two loops of one server and the data threads share.
@@ -119,7 +122,13 @@ impl Prober {
         Self {
             table,
             wards: Arc::default(),
+            metrics: metrics::Metrics::default(),
         }
+    }
+
+    /// Publishes how the servers are, and how proofs go.
+    pub fn register(&self, registry: &mut Registry) {
+        self.metrics.register(registry, Arc::clone(&self.table));
     }
 
     /// Traffic found that `server` is not up: true at once for every thread, and looked into at once.
@@ -208,7 +217,7 @@ pub async fn run(prober: Prober, probing: Probing) {
                 let ward = Arc::new(Ward::new());
                 prober.wards.insert(server.id, Arc::clone(&ward));
                 let abort = tasks.spawn_local(attend(
-                    Arc::clone(&prober.table),
+                    prober.clone(),
                     Arc::clone(&server),
                     ward,
                     std::rc::Rc::clone(&probing),
@@ -225,14 +234,14 @@ pub async fn run(prober: Prober, probing: Probing) {
 
 /// Both loops of one server.
 async fn attend(
-    table: Arc<Table>,
+    prober: Prober,
     server: Arc<Server>,
     ward: Arc<Ward>,
     probing: std::rc::Rc<Probing>,
 ) {
     tokio::join!(
-        take_pulse(&table, &server, &ward, &probing),
-        keep_proof(&table, &server, &ward, &probing),
+        take_pulse(&prober.table, &server, &ward, &probing),
+        keep_proof(&prober, &server, &ward, &probing),
     );
 }
 
@@ -309,7 +318,7 @@ fn read_readyz(answer: &Answer) -> Seen {
     Seen::NotReady { leaving }
 }
 
-async fn keep_proof(table: &Table, server: &Server, ward: &Ward, probing: &Probing) {
+async fn keep_proof(prober: &Prober, server: &Server, ward: &Ward, probing: &Probing) {
     let mut generations = probing.dialer.material().generations();
     let mut last_began: Option<Instant> = None;
     let mut again = None;
@@ -344,6 +353,7 @@ async fn keep_proof(table: &Table, server: &Server, ward: &Ward, probing: &Probi
                 None
             }
         };
+        prober.metrics.count(result);
         if let Some(proof) = result
             && server.set_proof(proof) != proof
         {
@@ -355,7 +365,7 @@ async fn keep_proof(table: &Table, server: &Server, ward: &Ward, probing: &Probi
                     info!(server = %server.id, address = %server.address, "Identity forwarding is proven");
                 }
             }
-            table.touch();
+            prober.table.touch();
         }
         ward.rounds.send_modify(|round| {
             *round = Round {

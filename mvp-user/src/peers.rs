@@ -16,6 +16,7 @@ use std::{
 use arc_swap::ArcSwap;
 use dashmap::DashMap;
 use hashbrown::HashMap;
+use prometheus_client::registry::Registry;
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
     time::{Instant, sleep_until, timeout},
@@ -34,6 +35,7 @@ pub mod exclusions;
 mod fetch;
 mod hood;
 mod memory;
+mod metrics;
 mod nearest;
 mod reader;
 pub mod roster;
@@ -59,6 +61,7 @@ struct Shared {
     /// Taken by [`run`].
     inbox: std::sync::Mutex<Option<mpsc::Receiver<Command>>>,
     generation: AtomicU64,
+    metrics: metrics::Metrics,
 }
 
 /// What the side room needs for learning.
@@ -113,10 +116,6 @@ pub struct View {
     pub departed: Vec<(ServerId, Instant)>,
     /// Why the last read of a server was not complete (`connection`, `not_ready`, `status`, `document`).
     pub troubles: HashMap<ServerId, &'static str>,
-    /// How many reads failed, by kind.
-    pub failures: HashMap<&'static str, u64>,
-    /// How many departed peers were dropped after their grace period.
-    pub dropped: u64,
 }
 
 /// The server could not be read again (design 5.2, double check).
@@ -136,6 +135,7 @@ impl Learner {
                 commands,
                 inbox: std::sync::Mutex::new(Some(inbox)),
                 generation: AtomicU64::new(0),
+                metrics: metrics::Metrics::default(),
             }),
         }
     }
@@ -179,6 +179,11 @@ impl Learner {
             .send(Command::Forget(address, answer))
             .await;
         sent.is_ok() && answered.await.unwrap_or(false)
+    }
+
+    /// Publishes what learning counts.
+    pub fn register(&self, registry: &mut Registry) {
+        self.shared.metrics.register(registry);
     }
 
     /// What is known about the peers beside the table.

@@ -144,6 +144,7 @@ impl Hood {
     pub(super) fn notice(&mut self, notice: &Notice) {
         match *notice {
             Notice::Read(id, None) => {
+                self.shared.metrics.reads.inc();
                 self.view.troubles.remove(&id);
                 if self.roster.read(id) {
                     info!(server = %id, "Peer is back");
@@ -152,7 +153,7 @@ impl Hood {
             }
             Notice::Read(id, Some(kind)) => {
                 self.view.troubles.insert(id, kind);
-                *self.view.failures.entry(kind).or_default() += 1;
+                self.shared.metrics.failed(kind);
             }
         }
     }
@@ -178,7 +179,7 @@ impl Hood {
         let now = Instant::now();
         for server in self.roster.expire(now) {
             warn!(server = %server.id, "Dropping a peer that has been away for the whole grace period");
-            self.view.dropped += 1;
+            self.shared.metrics.dropped.inc();
             self.drop_server(&server);
         }
         if self.exclusions.expire(now) {
