@@ -16,7 +16,7 @@ use tokio::{
 };
 use tokio_rustls::{StartHandshake, server::TlsStream};
 
-use crate::{config::Config, table::Table, tls::Tls};
+use crate::{table::Table, tls::Tls};
 
 mod hello;
 mod metrics;
@@ -106,15 +106,21 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Shared by all accepting threads.
-    pub fn new(config: &Config, tls: Arc<Tls>, table: Arc<Table>) -> Arc<Self> {
+    /// Shared by all accepting threads. `max_connections` is the bound that [`Room`] tells the steerer; `secure_port` is
+    /// the steered port, whose half-open handshakes are waited for at a stop.
+    pub fn new(
+        tls: Arc<Tls>,
+        table: Arc<Table>,
+        max_connections: usize,
+        secure_port: u16,
+    ) -> Arc<Self> {
         Arc::new(Self {
             tls,
             table,
-            room: Arc::new(Room::new(config.max_connections)),
+            room: Arc::new(Room::new(max_connections)),
             node: NodeAddresses::default(),
             metrics: Metrics::default(),
-            secure_port: config.secure_port,
+            secure_port,
         })
     }
 
