@@ -1,1 +1,340 @@
-//! (being built)
+//! Looks at everything, changes nothing but what `mvp steer` and `mvp peers forget` ask for: the control socket (root
+//! only), and `/metrics`, `/livez`, `/readyz` on a TCP port.
+//!
+//! Simple JSON over HTTP/1.1; the objects are in [`wire`]. Not for carrying out what was ordered: `daemon` does, behind
+//! [`Daemon`].
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use axum::{
+    Json, Router,
+    extract::{Query, Request},
+    http::{HeaderMap, Method, StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use crate::{
+    config::{Config, Setting, SteerMode},
+    health::Prober,
+    metrics::{Exposition, Format},
+    peers::Learner,
+    route::{Asker, AskerKind},
+    table::Table,
+    tls::Tls,
+};
+
+mod check;
+mod collect;
+pub mod listen;
+mod report;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+use listen::{Control, Exposed};
+use wire::{Connections, Mode, Probe, Problem, SteerOrder, Steering};
+
+/// What only `daemon` knows and does.
+pub trait Daemon: Send + Sync + 'static {
+    /// Whether new connections are steered, and why.
+    fn steering(&self) -> Steering;
+    /// `mvp steer on|off|auto`; the error is one sentence.
+    fn set_mode(&self, mode: SteerMode) -> Result<(), String>;
+    /// `mvp steer percent N`.
+    fn set_percent(&self, percent: u8) -> Result<(), String>;
+    /// Since each thread that holds connections gave a sign of life, and since the last self-request succeeded.
+    fn beats(&self) -> Vec<Duration>;
+    /// Client connections.
+    fn connections(&self) -> Connections;
+    /// Whether a stop was asked for.
+    fn is_draining(&self) -> bool;
+}
+
+/// What is looked at.
+pub struct State {
+    /// The routing table.
+    pub table: Arc<Table>,
+    /// Certificates.
+    pub tls: Arc<Tls>,
+    /// What the side room knows beside the table.
+    pub learner: Learner,
+    /// Proves identity forwarding on demand.
+    pub prober: Prober,
+    /// What `mvp run` was told.
+    pub config: Arc<Config>,
+    /// The same, with origins.
+    pub settings: Vec<Setting>,
+    /// Everything else.
+    pub daemon: Arc<dyn Daemon>,
+    started: Instant,
+    started_unix: f64,
+}
+
+/// What a [`State`] is made of.
+pub struct Parts {
+    /// The routing table.
+    pub table: Arc<Table>,
+    /// Certificates.
+    pub tls: Arc<Tls>,
+    /// What the side room knows beside the table.
+    pub learner: Learner,
+    /// Proves identity forwarding on demand.
+    pub prober: Prober,
+    /// What `mvp run` was told.
+    pub config: Arc<Config>,
+    /// The same, with origins.
+    pub settings: Vec<Setting>,
+    /// Everything else.
+    pub daemon: Arc<dyn Daemon>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").finish_non_exhaustive()
+    }
+}
+
+impl State {
+    /// From this moment the process counts as started.
+    pub fn new(parts: Parts) -> Arc<Self> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Arc::new(Self {
+            table: parts.table,
+            tls: parts.tls,
+            learner: parts.learner,
+            prober: parts.prober,
+            config: parts.config,
+            settings: parts.settings,
+            daemon: parts.daemon,
+            started: Instant::now(),
+            started_unix: now.unwrap_or_default().as_secs_f64(),
+        })
+    }
+}
+
+/// Serves `state` until it is dropped: the control socket, and metrics where they are wanted. `exposition` holds what
+/// the rooms registered. While [`State::not_ready`] is empty for the first time, the control socket is announced.
+pub async fn run(
+    state: Arc<State>,
+    mut exposition: Exposition,
+    control: Control,
+    exposed: Option<Exposed>,
+) {
+    exposition.collect(collect::Scrape(Arc::clone(&state)));
+    let exposition = Arc::new(exposition);
+    let public = public(&state, &exposition);
+    let private = private(&state).merge(public.clone());
+    let announce = async {
+        while !state.not_ready().is_empty() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        control.announce();
+    };
+    let metrics = async {
+        if let Some(exposed) = exposed {
+            exposed.serve(public).await;
+        }
+    };
+    tokio::join!(announce, control.serve(private), metrics);
+}
+
+/// `/metrics`, `/livez`, `/readyz`.
+fn public(state: &Arc<State>, exposition: &Arc<Exposition>) -> Router {
+    let live = Arc::clone(state);
+    let ready = Arc::clone(state);
+    let exposition = Arc::clone(exposition);
+    Router::new()
+        .route("/livez", get(async move || verdict(live.dead())))
+        .route("/readyz", get(async move || verdict(ready.not_ready())))
+        .route(
+            "/metrics",
+            get(async move |headers: HeaderMap| scrape(&exposition, &headers)),
+        )
+}
+
+fn verdict(problems: Vec<String>) -> (StatusCode, String) {
+    if problems.is_empty() {
+        (StatusCode::OK, "ok\n".to_owned())
+    } else {
+        let mut text = problems.join("\n");
+        text.push('\n');
+        (StatusCode::SERVICE_UNAVAILABLE, text)
+    }
+}
+
+fn scrape(exposition: &Exposition, headers: &HeaderMap) -> Response {
+    let accept = headers
+        .get(header::ACCEPT)
+        .and_then(|value| value.to_str().ok());
+    let format = Format::of(accept);
+    match exposition.encode(format) {
+        Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+fn problem(status: StatusCode, error: impl Into<String>) -> Response {
+    let error = error.into();
+    (status, Json(Problem { error })).into_response()
+}
+
+#[derive(Deserialize)]
+struct RoutesQuery {
+    resource: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ExplainQuery {
+    method: String,
+    path: String,
+    #[serde(rename = "as")]
+    caller: Option<String>,
+    from: Option<IpAddr>,
+}
+
+#[derive(Deserialize)]
+struct ForgetOrder {
+    address: SocketAddr,
+}
+
+/// What only root may ask.
+fn private(state: &Arc<State>) -> Router {
+    let with = |state: &Arc<State>| Arc::clone(state);
+    let (status, peers, skew, routes) = (with(state), with(state), with(state), with(state));
+    let (explain, order, forget, probe) = (with(state), with(state), with(state), with(state));
+    let (steering, check, settings) = (with(state), with(state), with(state));
+    Router::new()
+        .route("/v1/status", get(async move || Json(status.status())))
+        .route("/v1/peers", get(async move || Json(peers.servers())))
+        .route("/v1/skew", get(async move || Json(skew.differences())))
+        .route(
+            "/v1/config",
+            get(async move || Json(settings.settings.clone())),
+        )
+        .route(
+            "/v1/routes",
+            get(async move |Query(query): Query<RoutesQuery>| {
+                Json(routes.routes(query.resource.as_deref()))
+            }),
+        )
+        .route(
+            "/v1/explain",
+            get(async move |Query(query): Query<ExplainQuery>| explanation(&explain, &query)),
+        )
+        .route("/v1/probe", get(async move || Json(probe.probe())))
+        .route(
+            "/v1/check",
+            get(async move || Json(check::run(&check).await)),
+        )
+        .route(
+            "/v1/steer",
+            get(async move || Json(steering.daemon.steering()))
+                .post(async move |Json(wanted): Json<SteerOrder>| steer(&order, wanted)),
+        )
+        .route(
+            "/v1/peers/forget",
+            post(async move |Json(wanted): Json<ForgetOrder>| {
+                if forget.learner.forget(wanted.address).await {
+                    StatusCode::NO_CONTENT.into_response()
+                } else {
+                    let error = format!(
+                        "{} is not a departed kube-apiserver; only those can be forgotten",
+                        wanted.address
+                    );
+                    problem(StatusCode::NOT_FOUND, error)
+                }
+            }),
+        )
+        .fallback(async |request: Request| {
+            problem(
+                StatusCode::NOT_FOUND,
+                format!("{} is unknown", request.uri().path()),
+            )
+        })
+}
+
+impl State {
+    fn probe(&self) -> Probe {
+        let mut problems = self.dead();
+        let live = problems.is_empty();
+        let not_ready = self.not_ready();
+        let ready = not_ready.is_empty();
+        for problem in not_ready {
+            if !problems.contains(&problem) {
+                problems.push(problem);
+            }
+        }
+        Probe {
+            live,
+            ready,
+            problems,
+        }
+    }
+}
+
+fn steer(state: &State, wanted: SteerOrder) -> Response {
+    let done = match wanted {
+        SteerOrder {
+            mode: Some(mode),
+            percent: None,
+        } => state.daemon.set_mode(match mode {
+            Mode::On => SteerMode::Always,
+            Mode::Off => SteerMode::Never,
+            Mode::Auto => SteerMode::Auto,
+        }),
+        SteerOrder {
+            mode: None,
+            percent: Some(percent @ 0..=100),
+        } => state.daemon.set_percent(percent),
+        _ => {
+            let error = "either a mode or a share from 0 to 100 is wanted";
+            return problem(StatusCode::BAD_REQUEST, error);
+        }
+    };
+    match done {
+        Ok(()) => Json(state.daemon.steering()).into_response(),
+        Err(error) => problem(StatusCode::CONFLICT, error),
+    }
+}
+
+fn explanation(state: &State, query: &ExplainQuery) -> Response {
+    let bad = |error: String| problem(StatusCode::BAD_REQUEST, error);
+    let Ok(method) = query.method.parse::<Method>() else {
+        return bad(format!("{:?} is not a method", query.method));
+    };
+    if !query.path.starts_with('/') {
+        return bad(format!("{:?} is not a path: it begins with /", query.path));
+    }
+    let Ok(uri) = query.path.parse::<Uri>() else {
+        return bad(format!("{:?} is not a path", query.path));
+    };
+    let wanted = query.caller.as_deref().unwrap_or("user");
+    let kinds = [
+        AskerKind::User,
+        AskerKind::FrontProxy,
+        AskerKind::Token,
+        AskerKind::Anonymous,
+    ];
+    let Some(kind) = kinds.into_iter().find(|it| report::kind(*it) == wanted) else {
+        return bad(format!(
+            "{wanted:?} is none of user, front-proxy, token, anonymous"
+        ));
+    };
+    let asker = Asker {
+        kind,
+        marker: false,
+        decided: false,
+        client: query.from.unwrap_or_else(|| IpAddr::from([127, 0, 0, 1])),
+    };
+    match state.explain(&method, &uri, &asker) {
+        Ok(explanation) => Json(explanation).into_response(),
+        Err(error) => bad(error.to_string()),
+    }
+}

@@ -338,6 +338,11 @@ impl Table {
         self.members.load()
     }
 
+    /// The servers, to be kept over an await.
+    pub fn members_now(&self) -> Arc<Members> {
+        self.members.load_full()
+    }
+
     /// Replaces the peers; sorts them by address, so that every order derived from it is fixed.
     pub fn set_peers(&self, mut peers: Vec<Arc<Server>>) {
         peers.sort_by_key(|server| server.id);

@@ -1,0 +1,435 @@
+//! What is known, put into the words of the control socket. Reads the table and the other rooms; changes nothing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
+
+use http::{Method, Uri};
+use tokio::time::Instant;
+
+use super::{
+    State,
+    wire::{Difference, Explanation, Route, Server, Status, Step, View},
+};
+use crate::{
+    api::{GvRef, Gvr, ServerId, Verb, Verbs},
+    request_info::{BadPath, Class, RequestInfo},
+    route::{Asker, AskerKind, Decision, Evidence, Outcome, To, decide},
+    table::{Catalogue, Freshness, Health, Membership, Proof, Table},
+};
+
+/// A thread that gave no sign of life for so long is wedged: the kernel has stopped steering long before.
+const DEAD: Duration = Duration::from_secs(10);
+/// The kernel stops steering after this.
+const LATE: Duration = Duration::from_secs(2);
+
+pub(super) const fn health(health: Health) -> &'static str {
+    match health {
+        Health::Up => "up",
+        Health::Starting => "starting",
+        Health::Draining => "draining",
+        Health::Down => "down",
+    }
+}
+
+pub(super) const fn proof(proof: Proof) -> &'static str {
+    match proof {
+        Proof::Proven => "proven",
+        Proof::Unproven => "unproven",
+        Proof::Refused => "refused",
+    }
+}
+
+const fn membership(membership: Membership) -> &'static str {
+    match membership {
+        Membership::Listed => "listed",
+        Membership::Departed => "departed",
+    }
+}
+
+impl State {
+    /// What keeps mvp from being live: wedged threads.
+    pub fn dead(&self) -> Vec<String> {
+        late(&self.daemon.beats(), DEAD)
+    }
+
+    /// What keeps mvp from being ready, one sentence each.
+    pub fn not_ready(&self) -> Vec<String> {
+        let mut problems = late(&self.daemon.beats(), LATE);
+        if self.daemon.is_draining() {
+            problems.push("draining: a stop was asked for".to_owned());
+        }
+        if !self.table.is_ready() {
+            problems.push(self.not_learnt());
+        }
+        problems.extend(self.not_forwarding());
+        problems
+    }
+
+    fn not_learnt(&self) -> String {
+        let view = self.learner.view();
+        if !view.listed {
+            return "peers: their list was not read yet".to_owned();
+        }
+        let local = match self.table.catalogue(ServerId::Local) {
+            Some(_) => None,
+            None => Some("local".to_owned()),
+        };
+        let unread = view.unread.iter().map(|(id, _)| id.to_string());
+        let unread: Vec<String> = local.into_iter().chain(unread).collect();
+        format!("peers: not read yet: {}", unread.join(", "))
+    }
+
+    /// Why identities cannot be forwarded (design 4.3).
+    fn not_forwarding(&self) -> Option<String> {
+        let members = self.table.members();
+        let failover = members.local.health() != Health::Up
+            && self.config.local_down == crate::config::LocalDown::Failover;
+        let by_peer = failover
+            && members.peers.iter().any(|peer| {
+                peer.health() == Health::Up
+                    && peer.proof() == Proof::Proven
+                    && peer.membership() == Membership::Listed
+            });
+        if by_peer {
+            return None;
+        }
+        let why = match members.local.proof() {
+            Proof::Proven => return None,
+            _ if !self.tls.current().can_forward() => {
+                "there is no front-proxy client certificate (--proxy-client-cert-file)"
+            }
+            Proof::Refused => "local refuses the front-proxy client certificate",
+            Proof::Unproven => "local has not accepted the front-proxy client certificate yet",
+        };
+        Some(format!("identity forwarding: {why}"))
+    }
+
+    /// `mvp status`.
+    pub fn status(&self) -> Status {
+        let not_ready = self.not_ready();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime: self.started.elapsed().as_secs(),
+            ready: not_ready.is_empty(),
+            not_ready,
+            steering: self.daemon.steering(),
+            connections: self.daemon.connections(),
+            beats_ms: self
+                .daemon
+                .beats()
+                .iter()
+                .map(|beat| u64::try_from(beat.as_millis()).unwrap_or(u64::MAX))
+                .collect(),
+            servers: self.servers(),
+            skew: self.differences().len(),
+        }
+    }
+
+    /// All servers, local first.
+    pub fn servers(&self) -> Vec<Server> {
+        let view = self.learner.view();
+        let members = self.table.members();
+        std::iter::once(&members.local)
+            .chain(members.peers.iter())
+            .map(|server| {
+                let catalogue = self.table.catalogue(server.id);
+                let leaves = view.departed.iter().find(|(id, _)| *id == server.id);
+                Server {
+                    id: server.id.to_string(),
+                    address: server.address.to_string(),
+                    name: server.name.load().as_deref().cloned(),
+                    version: catalogue.as_ref().map(|it| it.version.to_string()),
+                    health: health(server.health()).to_owned(),
+                    proof: proof(server.proof()).to_owned(),
+                    membership: membership(server.membership()).to_owned(),
+                    catalogue: catalogue.as_ref().map(|it| {
+                        match it.freshness {
+                            Freshness::Fresh => "fresh",
+                            Freshness::Stale => "stale",
+                        }
+                        .to_owned()
+                    }),
+                    age: catalogue.as_ref().map(|it| it.read_at.elapsed().as_secs()),
+                    resources: catalogue.as_deref().map_or(0, count),
+                    trouble: view.troubles.get(&server.id).map(ToString::to_string),
+                    forgotten_in: leaves
+                        .map(|(_, at)| at.saturating_duration_since(Instant::now()).as_secs()),
+                }
+            })
+            .collect()
+    }
+
+    /// `mvp skew`: everything that not all servers that were read serve alike.
+    pub fn differences(&self) -> Vec<Difference> {
+        let shared = self.table.shared.load();
+        let catalogues = catalogues(&self.table);
+        let everyone: BTreeSet<&str> = catalogues.iter().map(|(id, _)| id.as_str()).collect();
+        let mut rows = Vec::new();
+        for (resource, subresource) in everything(&catalogues) {
+            for (servers, verbs) in by_servers(&catalogues, &resource, subresource.as_deref()) {
+                if servers == everyone {
+                    continue;
+                }
+                let own = |names: &mut dyn Iterator<Item = &&str>| {
+                    names.map(|name| (*name).to_owned()).collect()
+                };
+                rows.push(Difference {
+                    group: resource.group.to_string(),
+                    version: resource.version.to_string(),
+                    resource: resource.resource.to_string(),
+                    subresource: subresource.as_deref().map(ToOwned::to_owned),
+                    verbs: verbs.iter().map(|verb| verb.as_str().to_owned()).collect(),
+                    served_by: own(&mut servers.iter()),
+                    lacked_by: own(&mut everyone.difference(&servers)),
+                    shared: shared.owned.contains(&resource.as_ref().group_version()),
+                });
+            }
+        }
+        rows
+    }
+
+    /// `mvp routes`: where requests for each resource go, from a client with a certificate. `wanted` is a part of
+    /// `group/version/resource`.
+    pub fn routes(&self, wanted: Option<&str>) -> Vec<Route> {
+        let catalogues = catalogues(&self.table);
+        everything(&catalogues)
+            .into_iter()
+            .filter(|(resource, _)| {
+                wanted.is_none_or(|wanted| resource.as_ref().to_string().contains(wanted))
+            })
+            .filter_map(|(resource, subresource)| {
+                self.route(&catalogues, &resource, subresource.as_deref())
+            })
+            .collect()
+    }
+
+    fn route(
+        &self,
+        catalogues: &Catalogues,
+        resource: &Gvr,
+        subresource: Option<&str>,
+    ) -> Option<Route> {
+        let sets = by_servers(catalogues, resource, subresource);
+        let verbs = sets.values().copied().fold(Verbs::NONE, Verbs::union);
+        let (method, named) = sample(verbs, subresource.is_some());
+        let base = if resource.group.is_empty() {
+            format!("/api/{}", resource.version)
+        } else {
+            format!("/apis/{}/{}", resource.group, resource.version)
+        };
+        let path = match (named, subresource) {
+            (_, Some(subresource)) => format!("{base}/{}/x/{subresource}", resource.resource),
+            (true, None) => format!("{base}/{}/x", resource.resource),
+            (false, None) => format!("{base}/{}", resource.resource),
+        };
+        let info = RequestInfo::parse(&method, &path.parse::<Uri>().ok()?).ok()?;
+        let asker = Asker {
+            kind: AskerKind::User,
+            marker: false,
+            decided: false,
+            client: IpAddr::from([0, 0, 0, 0]),
+        };
+        let decision = self.decide(&info, &asker, &Evidence::default());
+        let served_by: BTreeSet<&str> = sets.keys().flatten().copied().collect();
+        let step = step(&decision);
+        Some(Route {
+            group: resource.group.to_string(),
+            version: resource.version.to_string(),
+            resource: resource.resource.to_string(),
+            subresource: subresource.map(ToOwned::to_owned),
+            to: step.to,
+            because: step.because,
+            served_by: served_by.into_iter().map(ToOwned::to_owned).collect(),
+        })
+    }
+
+    /// `mvp explain`.
+    pub fn explain(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        asker: &Asker,
+    ) -> Result<Explanation, BadPath> {
+        let info = RequestInfo::parse(method, uri)?;
+        let mut steps = Vec::new();
+        let mut evidence = Evidence::default();
+        loop {
+            let decision = self.decide(&info, asker, &evidence);
+            steps.push(step(&decision));
+            match decision.to {
+                To::Server(server) => evidence.add(server.id, Outcome::Unreachable),
+                To::Refresh | To::Relay | To::Refuse(_) => break,
+            }
+        }
+        let members = self.table.members();
+        let servers = std::iter::once(&members.local)
+            .chain(members.peers.iter())
+            .map(|server| View {
+                server: server.id.to_string(),
+                name: server.name.load().as_deref().cloned(),
+                health: health(server.health()).to_owned(),
+                proof: proof(server.proof()).to_owned(),
+                membership: membership(server.membership()).to_owned(),
+                serves: match self.table.look(server.id, |it| serves(it, &info)) {
+                    None => "unread",
+                    Some(true) => "yes",
+                    Some(false) => "no",
+                }
+                .to_owned(),
+            })
+            .collect();
+        Ok(Explanation {
+            method: method.to_string(),
+            path: info.path().to_owned(),
+            class: match info.class() {
+                Class::Resource => "resource",
+                Class::Discovery(_) => "discovery",
+                Class::OpenApi(_) => "openapi",
+                Class::LocalOnly => "local only",
+                Class::Other => "other",
+            }
+            .to_owned(),
+            verb: (info.verb() != Verb::Other).then(|| info.verb().as_str().to_owned()),
+            resource: info.resource().map(|it| it.to_string()),
+            subresource: info.subresource().map(ToOwned::to_owned),
+            namespace: info.namespace().map(ToOwned::to_owned),
+            name: info.name().map(ToOwned::to_owned),
+            caller: kind(asker.kind).to_owned(),
+            steps,
+            servers,
+        })
+    }
+
+    fn decide(&self, info: &RequestInfo, asker: &Asker, evidence: &Evidence) -> Decision {
+        decide(info, asker, evidence, &self.table, self.config.local_down)
+    }
+}
+
+fn late(beats: &[Duration], bound: Duration) -> Vec<String> {
+    beats
+        .iter()
+        .enumerate()
+        .filter(|(_, beat)| **beat > bound)
+        .map(|(thread, beat)| {
+            format!(
+                "threads: {thread} gave no sign of life for {:.1} s",
+                beat.as_secs_f64()
+            )
+        })
+        .collect()
+}
+
+/// Whether the server could answer; of a non-resource path, whether it knows the group or group-version, if there is one.
+fn serves(catalogue: &Catalogue, info: &RequestInfo) -> bool {
+    if let Some(resource) = info.resource() {
+        return catalogue.serves(resource, info.subresource(), info.verb());
+    }
+    match (info.group_version(), info.group()) {
+        (Some(GvRef { group, version }), _) => catalogue.lists(GvRef { group, version }),
+        (None, Some(group)) => catalogue
+            .group_versions
+            .iter()
+            .any(|it| &*it.group == group),
+        (None, None) => true,
+    }
+}
+
+/// A word for the kind of caller, as `mvp explain --as` takes it.
+pub(super) const fn kind(kind: AskerKind) -> &'static str {
+    match kind {
+        AskerKind::FrontProxy => "front-proxy",
+        AskerKind::User => "user",
+        AskerKind::Token => "token",
+        AskerKind::Anonymous => "anonymous",
+    }
+}
+
+fn step(decision: &Decision) -> Step {
+    let (to, status) = match &decision.to {
+        To::Server(server) => (server.id.to_string(), None),
+        To::Refresh => ("refresh".to_owned(), None),
+        To::Relay => ("relay".to_owned(), None),
+        To::Refuse(refusal) => (refusal.as_str().to_owned(), Some(refusal.status().as_u16())),
+    };
+    Step {
+        to,
+        because: decision.because.to_string(),
+        status,
+    }
+}
+
+/// A method that the resource knows, and whether it needs a name.
+fn sample(verbs: Verbs, subresource: bool) -> (Method, bool) {
+    let choices = [
+        (Verb::List, Method::GET, false),
+        (Verb::Get, Method::GET, true),
+        (Verb::Create, Method::POST, false),
+        (Verb::Update, Method::PUT, true),
+        (Verb::Patch, Method::PATCH, true),
+        (Verb::Delete, Method::DELETE, true),
+        (Verb::DeleteCollection, Method::DELETE, false),
+    ];
+    choices
+        .into_iter()
+        .find(|(verb, ..)| verbs.allow(*verb) && !(subresource && *verb == Verb::List))
+        .map_or((Method::GET, true), |(_, method, named)| (method, named))
+}
+
+type Catalogues = Vec<(String, std::sync::Arc<Catalogue>)>;
+
+fn catalogues(table: &Table) -> Catalogues {
+    let members = table.members();
+    std::iter::once(&members.local)
+        .chain(members.peers.iter())
+        .filter_map(|server| Some((server.id.to_string(), table.catalogue(server.id)?)))
+        .collect()
+}
+
+/// Every resource and subresource of any server, in order.
+fn everything(catalogues: &Catalogues) -> BTreeSet<(Gvr, Option<Box<str>>)> {
+    let mut all = BTreeSet::new();
+    for (_, catalogue) in catalogues {
+        for (resource, served) in &catalogue.resources {
+            if served.verbs != Verbs::NONE {
+                all.insert((resource.clone(), None));
+            }
+            for subresource in served.subresources.keys() {
+                all.insert((resource.clone(), Some(subresource.clone())));
+            }
+        }
+    }
+    all
+}
+
+/// Verbs by who serves them.
+fn by_servers<'a>(
+    catalogues: &'a Catalogues,
+    resource: &Gvr,
+    subresource: Option<&str>,
+) -> BTreeMap<BTreeSet<&'a str>, Verbs> {
+    let mut sets: BTreeMap<BTreeSet<&str>, Verbs> = BTreeMap::new();
+    for verb in Verb::ALL {
+        let servers: BTreeSet<&str> = catalogues
+            .iter()
+            .filter(|(_, catalogue)| catalogue.serves(resource.as_ref(), subresource, verb))
+            .map(|(id, _)| id.as_str())
+            .collect();
+        if !servers.is_empty() {
+            let verbs = sets.entry(servers).or_default();
+            *verbs = verbs.with(verb);
+        }
+    }
+    sets
+}
+
+fn count(catalogue: &Catalogue) -> usize {
+    catalogue
+        .resources
+        .values()
+        .map(|served| usize::from(served.verbs != Verbs::NONE) + served.subresources.len())
+        .sum()
+}
