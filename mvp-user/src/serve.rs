@@ -40,8 +40,10 @@ use crate::{
 
 mod conn;
 mod metrics;
+mod self_check;
 
 pub use metrics::Metrics;
+pub use self_check::SelfCheck;
 
 /// How long the double check may take (design 5.2).
 const REFRESH_WITHIN: Duration = Duration::from_secs(2);
@@ -67,13 +69,15 @@ pub struct Shared {
     pub learner: Learner,
     /// Counts.
     pub metrics: Metrics,
+    /// Recognises mvp's requests to itself.
+    pub self_check: SelfCheck,
 }
 
 /// One data thread.
 pub struct Thread {
     shared: Arc<Shared>,
     forward: Forward,
-    drain: watch::Receiver<bool>,
+    leave: watch::Receiver<u64>,
 }
 
 /// One client connection whose TLS ends here.
@@ -107,14 +111,14 @@ struct Joint {
 struct Gone;
 
 impl Thread {
-    /// A thread without connections; `drain` becomes true when clients are to be sent away.
-    pub fn new(shared: Arc<Shared>, drain: watch::Receiver<bool>) -> Rc<Self> {
+    /// A thread without connections; whenever `leave` changes, the clients connected by then are asked to go.
+    pub fn new(shared: Arc<Shared>, leave: watch::Receiver<u64>) -> Rc<Self> {
         let pool = Pool::new(Arc::clone(&shared.dialer));
         let forward = Forward::new(pool, shared.prober.clone(), Arc::clone(&shared.table));
         Rc::new(Self {
             shared,
             forward,
-            drain,
+            leave,
         })
     }
 
@@ -200,11 +204,12 @@ impl Thread {
             answers: Cell::new(0),
             thread: self,
         });
-        let drain = visit.thread.drain.clone();
+        let mut leave = visit.thread.leave.clone();
+        leave.mark_unchanged();
         if connection.h2 {
-            conn::serve_h2(connection.io, &visit, drain).await;
+            conn::serve_h2(connection.io, &visit, leave).await;
         } else {
-            conn::serve_h1(connection.io, &visit, drain).await;
+            conn::serve_h1(connection.io, &visit, leave).await;
             let joint = visit.tunnel.take();
             if let Some(joint) = joint {
                 visit.thread.tunnel(joint).await;
@@ -262,6 +267,17 @@ impl Visit {
                 return Ok(self.refuse(request.method(), Refusal::BadRequest(bad.as_str())));
             }
         };
+        if shared.self_check.asks(request.headers()) {
+            let nothing = Evidence::default();
+            let decision = route::decide(
+                &info,
+                &asker,
+                &nothing,
+                &shared.table,
+                shared.config.local_down,
+            );
+            return Ok(shared.self_check.answer(&decision));
+        }
         let head = *request.method() == Method::HEAD;
         let client = self.client_upgrade(&mut request);
         let names = &shared.config.request_headers;

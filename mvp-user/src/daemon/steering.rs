@@ -1,77 +1,79 @@
-//! When the kernel steers, and why: one pure choice ([`choose`]) over what is known, and the loop that carries it out.
+//! Carries out when the kernel steers: the judgement of `peers::skew`, narrowed by what only the process knows (no
+//! listener seen, no room, going away).
 //!
-//! Not for how steering is done (`steer`), nor for whether `auto` wants it (`health::policy`).
+//! Not for how steering is done (`steer`).
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fs, sync::Arc, time::Duration};
+
+use tokio::{sync::watch, time::Instant};
 
 use crate::{
+    accept::Room,
     config::{LocalDown, SteerMode},
-    steer::Switch,
-    table::{Health, Proof, Table},
+    peers::skew::{Policy, Reason},
+    steer::{
+        Steering, Switch,
+        listeners::{Listener, REFRESH_INTERVAL, Watcher, Whose},
+    },
+    table::{Health, Membership, Proof, Table},
 };
 
-/// Why steering is on or off: one word in logs, metrics and `mvp status`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Why {
-    /// `--steer=never` or `mvp steer off`.
-    Never,
-    /// No listener of kube-apiserver was seen on the port since start.
-    NoListener,
-    /// Local does not authenticate what mvp forwards, or was never seen to.
-    Unproven,
-    /// Local is not up and `--local-down=refuse`.
-    LocalDown,
-    /// No room for more connections.
-    Full,
-    /// mvp is going away.
-    Draining,
-    /// `auto`, and all servers serve the same.
-    NoSkew,
-    /// `--steer=always` or `mvp steer on`.
-    Always,
-    /// `auto`: some server serves what local does not.
-    Skew,
-    /// `auto`: local is not up and a peer can answer.
-    Failover,
-    /// `auto`: a listed peer was never read.
-    UnreadPeer,
+use super::Parts;
+
+/// Longest time between two looks at room and mode; changes of the table are seen at once.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What the kernel was told, and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Steered {
+    /// What the kernel was told.
+    pub switch: Switch,
+    /// One word, of [`choose`] or `no_ebpf`.
+    pub reason: &'static str,
+    /// The reason in full.
+    pub detail: String,
+    /// Since when.
+    pub since: std::time::SystemTime,
 }
 
-impl Why {
-    /// The word.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Never => "never",
-            Self::NoListener => "no_listener",
-            Self::Unproven => "unproven",
-            Self::LocalDown => "local_down",
-            Self::Full => "full",
-            Self::Draining => "draining",
-            Self::NoSkew => "no_skew",
-            Self::Always => "always",
-            Self::Skew => "skew",
-            Self::Failover => "failover",
-            Self::UnreadPeer => "unread_peer",
+/// The handle by which the rest of the process sees and changes steering.
+#[derive(Clone, Debug)]
+pub struct Helm {
+    /// The mode in force; `mvp steer` changes it.
+    pub mode: Arc<watch::Sender<SteerMode>>,
+    /// What the kernel was told.
+    pub state: Arc<watch::Sender<Steered>>,
+    /// Who listens on the steered port, as last seen.
+    pub listeners: Arc<watch::Sender<Vec<(Listener, Whose)>>>,
+}
+
+impl Helm {
+    /// Off until the first choice.
+    pub fn new(mode: SteerMode, reason: &'static str) -> Self {
+        let off = Steered {
+            switch: Switch::Off,
+            reason,
+            detail: String::new(),
+            since: std::time::SystemTime::now(),
+        };
+        Self {
+            mode: Arc::new(watch::Sender::new(mode)),
+            state: Arc::new(watch::Sender::new(off)),
+            listeners: Arc::default(),
         }
     }
 }
 
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// Everything the choice depends on.
-#[derive(Clone, Copy, Debug)]
+/// Everything that the choice depends on.
+#[derive(Clone, Debug)]
 pub struct Situation {
     /// `--steer`, or what `mvp steer` said since.
     pub mode: SteerMode,
     /// mvp is going away.
     pub draining: bool,
-    /// A `steer` key is in the kernel.
+    /// A listener of kube-apiserver's was seen since start.
     pub listener: bool,
-    /// At the bound of connections, files or memory.
+    /// At the bound of connections, descriptors or memory.
     pub full: bool,
     /// How local is.
     pub local: Health,
@@ -81,8 +83,8 @@ pub struct Situation {
     pub peer: bool,
     /// `--local-down`.
     pub local_down: LocalDown,
-    /// What makes `auto` steer; none: nothing does (any more, after the quiet period).
-    pub wanted: Option<Why>,
+    /// What `auto` steers for.
+    pub wanted: Option<&'static str>,
 }
 
 impl Situation {
@@ -99,7 +101,7 @@ impl Situation {
             peer: members.peers.iter().any(|peer| {
                 peer.health() == Health::Up
                     && peer.proof() == Proof::Proven
-                    && peer.membership() == crate::table::Membership::Listed
+                    && peer.membership() == Membership::Listed
             }),
             local_down,
             wanted: None,
@@ -107,102 +109,192 @@ impl Situation {
     }
 }
 
-/// Whether to steer (design 3): a proof of identity forwarding always, room, and then what the mode says.
-pub fn choose(now: &Situation) -> (Switch, Why) {
+/// What to tell the kernel, and one word why (design 3): a proof of identity forwarding and room always, then the mode.
+pub fn choose(now: &Situation) -> (Switch, &'static str) {
     let down = now.local != Health::Up;
     let failover = now.local_down == LocalDown::Failover;
     // At local while it is up; while it is not, local's last proof or a peer's will do, for a peer answers.
     let proven = now.proof == Proof::Proven || down && failover && now.peer;
     let off = |why| (Switch::Off, why);
-    match now.mode {
-        SteerMode::Never => return off(Why::Never),
-        _ if now.draining => return off(Why::Draining),
-        _ if !now.listener => return off(Why::NoListener),
-        _ if down && !failover => return off(Why::LocalDown),
-        _ if !proven => return off(Why::Unproven),
-        SteerMode::Auto if now.wanted.is_none() => return off(Why::NoSkew),
-        SteerMode::Auto | SteerMode::Always => {}
-    }
-    if now.full {
-        return (Switch::Full, Why::Full);
-    }
-    let why = match now.mode {
-        SteerMode::Auto => now.wanted.unwrap_or(Why::Always),
-        SteerMode::Always | SteerMode::Never => Why::Always,
+    let why = match (now.mode, now.wanted) {
+        (SteerMode::Never, _) => return off("never"),
+        _ if now.draining => return off("draining"),
+        _ if !now.listener => return off("no_listener"),
+        _ if down && !failover => return off("local_down_refused"),
+        _ if !proven && now.proof == Proof::Refused => return off("forwarding_refused"),
+        _ if !proven => return off("no_proof"),
+        (SteerMode::Always, _) => "always",
+        (SteerMode::Auto, Some(wanted)) => wanted,
+        (SteerMode::Auto, None) => return off("no_skew"),
     };
-    (Switch::On, why)
+    if now.full {
+        (Switch::Full, "full")
+    } else {
+        (Switch::On, why)
+    }
 }
 
-/// Keeps *full* from flapping: true at 90 % of the bound, false below 80 % (design 2).
+/// Keeps *full* from flapping: true at 90 % of a bound, false below 80 % of all (design 2).
 #[derive(Debug, Default)]
 pub struct Fullness {
     full: bool,
 }
 
 impl Fullness {
-    /// Takes in how many of how many connections there are, and whether anything else ran out since the last call.
-    pub fn update(&mut self, open: usize, bound: usize, exhausted: bool) -> bool {
-        let percent = open.saturating_mul(100) / bound.max(1);
-        self.full = exhausted || percent >= 90 || self.full && percent >= 80;
+    /// Takes in shares of bounds, in per cent.
+    pub fn update(&mut self, percents: impl IntoIterator<Item = u64>) -> bool {
+        let worst = percents.into_iter().max().unwrap_or(0);
+        self.full = worst >= 90 || self.full && worst >= 80;
         self.full
     }
 }
 
-/// Keeps `auto` on for a quiet period after its last cause is gone (design 3: on at once, off after 60 s).
+/// The memory of this process and its bound, from the files of the kernel; no bound: never full.
 #[derive(Debug)]
-pub struct Quiet {
-    delay: Duration,
-    last: Option<(Why, tokio::time::Instant)>,
+struct Memory {
+    bound: Option<u64>,
 }
 
-impl Quiet {
-    /// Off after `delay` without a cause.
-    pub const fn new(delay: Duration) -> Self {
-        Self { delay, last: None }
+impl Memory {
+    fn new() -> Self {
+        // cgroup v2: the limit of the group this process is in (proc(5), cgroups(7)); "max" does not parse.
+        let group = fs::read_to_string("/proc/self/cgroup").ok();
+        let group = group
+            .as_deref()
+            .and_then(|text| text.trim().rsplit("::").next())
+            .unwrap_or("/")
+            .to_owned();
+        let bound = fs::read_to_string(format!("/sys/fs/cgroup{group}/memory.max"))
+            .or_else(|_| fs::read_to_string("/sys/fs/cgroup/memory.max"))
+            .ok()
+            .and_then(|text| text.trim().parse().ok());
+        Self { bound }
     }
 
-    /// The cause in force: the present one, or the last one until the quiet period is over.
-    pub fn update(&mut self, cause: Option<Why>, now: tokio::time::Instant) -> Option<Why> {
-        if let Some(why) = cause {
-            self.last = Some((why, now));
-        } else if self.last.is_some_and(|(_, seen)| now - seen >= self.delay) {
-            self.last = None;
+    fn percent(&self) -> u64 {
+        let Some(bound) = self.bound else { return 0 };
+        let pages: u64 = fs::read_to_string("/proc/self/statm")
+            .ok()
+            .and_then(|text| text.split_whitespace().nth(1)?.parse().ok())
+            .unwrap_or(0);
+        pages
+            .saturating_mul(rustix::param::page_size() as u64)
+            .saturating_mul(100)
+            / bound.max(1)
+    }
+}
+
+fn room_percent(room: &Room) -> u64 {
+    if room.exhausted_within(Duration::from_secs(2)) {
+        return 100;
+    }
+    room.open()
+        .saturating_mul(100)
+        .checked_div(room.max())
+        .unwrap_or(0) as u64
+}
+
+/// Chooses and tells the kernel, for ever. `draining` ends it: the last thing it tells is off.
+pub async fn steer(
+    parts: &Parts,
+    steering: &Steering,
+    helm: &Helm,
+    mut draining: watch::Receiver<bool>,
+) {
+    let mut policy = Policy::new(parts.config.local_down, parts.config.steer_off_delay);
+    let mut fullness = Fullness::default();
+    let memory = Memory::new();
+    let mut changes = parts.table.changed.subscribe();
+    let mut modes = helm.mode.subscribe();
+    let mut told = None;
+    let mut listener = false;
+    loop {
+        let mode = *modes.borrow_and_update();
+        let stop = *draining.borrow_and_update();
+        let wanted = policy.judge(&parts.table, &parts.learner.view(), Instant::now());
+        // Keys outlive the listener: failover needs them.
+        listener |= helm
+            .listeners
+            .borrow()
+            .iter()
+            .any(|(_, whose)| *whose == Whose::Local);
+        let (switch, reason) = choose(&Situation {
+            draining: stop,
+            listener,
+            full: fullness.update([room_percent(parts.acceptor.room()), memory.percent()]),
+            wanted: wanted.as_ref().map(Reason::as_str),
+            ..Situation::of(&parts.table, mode, parts.config.local_down)
+        });
+        let detail = wanted.map_or_else(String::new, |wanted| wanted.to_string());
+        if told != Some(switch) {
+            match steering.set_switch(switch) {
+                Ok(()) => {}
+                Err(error) => tracing::error!(%error, ?switch, "Steering cannot be switched"),
+            }
+            if told == Some(Switch::On) && switch == Switch::Off && !stop {
+                // Clients come back directly (design 3).
+                parts.leave.send_modify(|epoch| *epoch += 1);
+            }
         }
-        self.last.map(|(why, _)| why)
+        let changed = helm.state.borrow().reason != reason || told != Some(switch);
+        if changed {
+            tracing::info!(?switch, reason, detail, "Steering");
+            helm.state.send_replace(Steered {
+                switch,
+                reason,
+                detail,
+                since: std::time::SystemTime::now(),
+            });
+        }
+        told = Some(switch);
+        if stop {
+            return;
+        }
+        tokio::select! {
+            _ = changes.changed() => {}
+            _ = modes.changed() => {}
+            _ = draining.changed() => {}
+            () = tokio::time::sleep(TICK) => {}
+        }
     }
 }
 
-/// What steering does now, for `mvp status` and the metrics.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Steered {
-    /// What the kernel was told.
-    pub switch: Switch,
-    /// Why.
-    pub why: Why,
-    /// Since when.
-    pub since: std::time::SystemTime,
-}
-
-/// The handle by which the rest of the process sees and changes steering.
-#[derive(Clone, Debug)]
-pub struct Helm {
-    /// The mode in force; `mvp steer` changes it.
-    pub mode: Arc<tokio::sync::watch::Sender<SteerMode>>,
-    /// What the kernel was told.
-    pub state: Arc<tokio::sync::watch::Sender<Steered>>,
-}
-
-impl Helm {
-    /// Off until the first choice.
-    pub fn new(mode: SteerMode) -> Self {
-        let off = Steered {
-            switch: Switch::Off,
-            why: Why::NoListener,
-            since: std::time::SystemTime::now(),
-        };
-        Self {
-            mode: Arc::new(tokio::sync::watch::Sender::new(mode)),
-            state: Arc::new(tokio::sync::watch::Sender::new(off)),
+/// Keeps the keys in step with the listening sockets, for ever; tells `prober` when local is another process.
+pub async fn watch_listeners(parts: &Parts, steering: &Steering, helm: &Helm) {
+    let mut watcher = match Watcher::new(parts.config.secure_port) {
+        Ok(watcher) => watcher,
+        Err(error) => {
+            tracing::error!(%error, "Listening sockets cannot be read by sock_diag: nothing will be steered");
+            return;
+        }
+    };
+    let mut generations = parts.tls.generations();
+    let mut seen: Option<u64> = None;
+    loop {
+        let judge = async |listener: &Listener| super::pulse::whose(parts, listener).await;
+        if let Err(error) = watcher.refresh(steering, judge).await {
+            tracing::warn!(%error, "Keys of the steering program were not brought up to date");
+        }
+        let local = watcher
+            .listeners()
+            .iter()
+            .find(|(_, whose)| *whose == Whose::Local)
+            .map(|(listener, _)| listener.cookie);
+        if let Some(cookie) = local {
+            if seen.is_some_and(|before| before != cookie) {
+                parts.prober.local_replaced();
+            }
+            seen = Some(cookie);
+        }
+        if *helm.listeners.borrow() != watcher.listeners() {
+            for (listener, whose) in watcher.listeners() {
+                tracing::info!(address = %listener.address, ?whose, "Listener on the steered port");
+            }
+            helm.listeners.send_replace(watcher.listeners().to_vec());
+        }
+        tokio::select! {
+            () = tokio::time::sleep(REFRESH_INTERVAL) => {}
+            Ok(()) = generations.changed() => watcher.forget(),
         }
     }
 }
@@ -227,10 +319,16 @@ mod tests {
 
     #[test]
     fn nothing_steers_without_a_proof_of_identity_forwarding() {
-        for proof in [Proof::Unproven, Proof::Refused] {
-            let now = Situation { proof, ..calm() };
-            assert_eq!(choose(&now), (Switch::Off, Why::Unproven));
-        }
+        let unproven = Situation {
+            proof: Proof::Unproven,
+            ..calm()
+        };
+        assert_eq!(choose(&unproven), (Switch::Off, "no_proof"));
+        let refused = Situation {
+            proof: Proof::Refused,
+            ..calm()
+        };
+        assert_eq!(choose(&refused), (Switch::Off, "forwarding_refused"));
     }
 
     #[test]
@@ -240,30 +338,47 @@ mod tests {
             proof: Proof::Unproven,
             ..calm()
         };
-        assert_eq!(choose(&now), (Switch::On, Why::Always));
-        let alone = Situation { peer: false, ..now };
-        assert_eq!(choose(&alone), (Switch::Off, Why::Unproven));
+        assert_eq!(choose(&now), (Switch::On, "always"));
+        assert_eq!(
+            choose(&Situation {
+                peer: false,
+                ..now.clone()
+            }),
+            (Switch::Off, "no_proof")
+        );
         let refuse = Situation {
             local_down: LocalDown::Refuse,
             ..now
         };
-        assert_eq!(choose(&refuse), (Switch::Off, Why::LocalDown));
+        assert_eq!(choose(&refuse), (Switch::Off, "local_down_refused"));
     }
 
     #[test]
-    fn auto_steers_only_for_a_cause() {
+    fn auto_steers_only_for_a_reason() {
         let now = Situation {
             mode: SteerMode::Auto,
             ..calm()
         };
-        assert_eq!(choose(&now), (Switch::Off, Why::NoSkew));
+        assert_eq!(choose(&now), (Switch::Off, "no_skew"));
         let skew = Situation {
-            wanted: Some(Why::Skew),
+            wanted: Some("skew"),
             ..now
         };
-        assert_eq!(choose(&skew), (Switch::On, Why::Skew));
-        let full = Situation { full: true, ..skew };
-        assert_eq!(choose(&full), (Switch::Full, Why::Full));
+        assert_eq!(choose(&skew), (Switch::On, "skew"));
+        assert_eq!(
+            choose(&Situation {
+                full: true,
+                ..skew.clone()
+            }),
+            (Switch::Full, "full")
+        );
+        assert_eq!(
+            choose(&Situation {
+                listener: false,
+                ..skew
+            }),
+            (Switch::Off, "no_listener")
+        );
     }
 
     #[test]
@@ -271,24 +386,8 @@ mod tests {
         let mut fullness = Fullness::default();
         let seen: Vec<bool> = [89, 90, 85, 80, 79, 89]
             .into_iter()
-            .map(|open| fullness.update(open, 100, false))
+            .map(|worst| fullness.update([0, worst]))
             .collect();
         assert_eq!(seen, [false, true, true, true, false, false]);
-        assert!(
-            fullness.update(1, 100, true),
-            "a failed accept is full at any number of connections"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn auto_stays_on_for_the_quiet_period() {
-        let mut quiet = Quiet::new(Duration::from_secs(60));
-        let now = tokio::time::Instant::now;
-        assert_eq!(quiet.update(None, now()), None);
-        assert_eq!(quiet.update(Some(Why::Skew), now()), Some(Why::Skew));
-        tokio::time::advance(Duration::from_secs(59)).await;
-        assert_eq!(quiet.update(None, now()), Some(Why::Skew));
-        tokio::time::advance(Duration::from_secs(2)).await;
-        assert_eq!(quiet.update(None, now()), None);
     }
 }

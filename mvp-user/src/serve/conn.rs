@@ -37,7 +37,7 @@ const IDLE_TICKS: u32 = 3;
 pub(super) async fn serve_h1(
     io: TlsStream<TcpStream>,
     visit: &Rc<Visit>,
-    mut drain: watch::Receiver<bool>,
+    mut leave: watch::Receiver<u64>,
 ) {
     let service = {
         let visit = Rc::clone(visit);
@@ -52,7 +52,7 @@ pub(super) async fn serve_h1(
             .serve_connection(TokioIo::new(io), service)
             .with_upgrades()
     );
-    let mut draining = false;
+    let mut leaving = false;
     loop {
         tokio::select! {
             biased;
@@ -60,10 +60,10 @@ pub(super) async fn serve_h1(
                 report(visit, end);
                 return;
             }
-            stop = drain.wait_for(|drain| *drain), if !draining => {
-                // Fails only if whoever drains is gone.
-                draining = true;
-                if stop.is_ok() {
+            asked = leave.changed(), if !leaving => {
+                // Fails only if whoever asks is gone.
+                leaving = true;
+                if asked.is_ok() {
                     connection.as_mut().graceful_shutdown();
                 }
             }
@@ -74,7 +74,7 @@ pub(super) async fn serve_h1(
 pub(super) async fn serve_h2(
     io: TlsStream<TcpStream>,
     visit: &Rc<Visit>,
-    mut drain: watch::Receiver<bool>,
+    mut leave: watch::Receiver<u64>,
 ) {
     let service = {
         let visit = Rc::clone(visit);
@@ -91,7 +91,7 @@ pub(super) async fn serve_h2(
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
             .serve_connection(TokioIo::new(io), service)
     );
-    let mut draining = false;
+    let mut leaving = false;
     let mut idle = 0;
     let mut answers = 0;
     let mut tick = interval(IDLE_TICK);
@@ -104,9 +104,9 @@ pub(super) async fn serve_h2(
                 return;
             }
             () = visit.farewell.notified() => connection.as_mut().graceful_shutdown(),
-            stop = drain.wait_for(|drain| *drain), if !draining => {
-                draining = true;
-                if stop.is_ok() {
+            asked = leave.changed(), if !leaving => {
+                leaving = true;
+                if asked.is_ok() {
                     connection.as_mut().graceful_shutdown();
                 }
             }

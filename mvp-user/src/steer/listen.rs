@@ -23,8 +23,8 @@ impl Listeners {
     /// Makes both, non-blocking; an error only when neither can be had.
     pub fn bind() -> io::Result<Self> {
         let backlog = backlog();
-        let v4 = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), backlog);
-        let v6 = bind(SocketAddr::from((Ipv6Addr::LOCALHOST, 0)), backlog);
+        let v4 = bind_with(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), backlog);
+        let v6 = bind_with(SocketAddr::from((Ipv6Addr::LOCALHOST, 0)), backlog);
         match (v4, v6) {
             (Err(error), Err(_)) => Err(error),
             (v4, v6) => Ok(Self {
@@ -35,7 +35,12 @@ impl Listeners {
     }
 }
 
-fn bind(address: SocketAddr, backlog: i32) -> io::Result<TcpListener> {
+/// A listener of `--listen`, non-blocking, with the longest queue that the kernel grants.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    bind_with(address, backlog())
+}
+
+fn bind_with(address: SocketAddr, backlog: i32) -> io::Result<TcpListener> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM.nonblocking().cloexec(),

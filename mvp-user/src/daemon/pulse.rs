@@ -1,0 +1,152 @@
+//! Shows the kernel that mvp works: each thread's heartbeat, and the request that mvp sends to itself.
+//!
+//! The self-request goes the way of any other (listener, handshake, parse, decide) and is answered by mvp; only while it
+//! succeeds is the last heartbeat slot written (design 2, dead man's switch).
+
+use std::{net::SocketAddr, time::Duration};
+
+use http::{Request, StatusCode};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::TcpStream,
+    task::spawn_local,
+    time::{MissedTickBehavior, interval, timeout},
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use crate::{
+    api::ServerId,
+    body::Body,
+    serve::SelfCheck,
+    steer::{
+        HEARTBEAT_INTERVAL, Heartbeat,
+        listeners::{Listener, Whose},
+    },
+    table::Server,
+    tls::{Presenting, Protocol},
+};
+
+use super::Parts;
+
+/// How often mvp asks itself.
+const SELF_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Longer than this, and it counts as failed.
+const SELF_CHECK_WITHIN: Duration = Duration::from_secs(1);
+/// How long a listener may take to show its certificate.
+const LOOK_WITHIN: Duration = Duration::from_secs(2);
+
+/// Why a self-request failed.
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    #[error("no answer within 1 s")]
+    Late,
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Http(#[from] hyper::Error),
+    #[error("cannot make the request: {0}")]
+    Request(#[from] http::Error),
+    #[error("answered {0}, not by this process")]
+    Answer(StatusCode),
+    #[error("no client configuration")]
+    Tls,
+}
+
+/// Beats from this thread's event loop, for ever.
+pub async fn beat(mut heartbeat: Heartbeat) {
+    let mut tick = interval(HEARTBEAT_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        if let Err(error) = heartbeat.beat() {
+            tracing::error!(%error, "Heartbeat cannot be written: steering will stop");
+        }
+    }
+}
+
+/// Asks itself, and beats while the answer is right, for ever.
+pub async fn check_self(parts: &Parts, listener: SocketAddr, mut heartbeat: Heartbeat) {
+    let mut tick = interval(SELF_CHECK_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut well = true;
+    loop {
+        tick.tick().await;
+        let result = match timeout(SELF_CHECK_WITHIN, ask_self(parts, listener)).await {
+            Ok(result) => result,
+            Err(_elapsed) => Err(Failed::Late),
+        };
+        match result {
+            Ok(()) => {
+                well = true;
+                if let Err(error) = heartbeat.beat() {
+                    tracing::error!(%error, "Heartbeat cannot be written: steering will stop");
+                }
+            }
+            Err(error) if well => {
+                well = false;
+                tracing::error!(%error, "mvp does not answer itself: steering stops within 2 s");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+async fn ask_self(parts: &Parts, listener: SocketAddr) -> Result<(), Failed> {
+    let stream = TcpStream::connect(listener).await?;
+    let stream = handshake(parts, stream).await?;
+    let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let connection = spawn_local(connection);
+    let request = Request::get("/livez")
+        .header(http::header::HOST, "localhost")
+        .header(SelfCheck::HEADER, parts.shared.self_check.token())
+        .body(Body::Empty)?;
+    let answer = send.send_request(request).await?;
+    connection.abort();
+    if parts.shared.self_check.answered(answer.headers()) {
+        Ok(())
+    } else {
+        Err(Failed::Answer(answer.status()))
+    }
+}
+
+async fn handshake(parts: &Parts, stream: TcpStream) -> Result<TlsStream<TcpStream>, Failed> {
+    let material = parts.tls.current();
+    let config = material
+        .client(Presenting::Nothing, Protocol::Inward)
+        .ok_or(Failed::Tls)?;
+    Ok(TlsConnector::from(config)
+        .connect(material.server_name().clone(), stream)
+        .await?)
+}
+
+/// Whose a listener on the steered port is: kube-apiserver's if it shows the configured serving certificate to a client
+/// without SNI (design 2).
+pub async fn whose(parts: &Parts, listener: &Listener) -> Whose {
+    let server = Server::new(ServerId::Local, listener.dial_address());
+    let look = async {
+        let stream = parts.dialer.raw(&server).await.ok()?;
+        Some(handshake(parts, stream).await)
+    };
+    match timeout(LOOK_WITHIN, look).await {
+        // No answer says nothing: it may be starting.
+        Err(_) | Ok(None) => Whose::Unknown,
+        Ok(Some(Err(Failed::Io(error)))) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            Whose::Unknown
+        }
+        Ok(Some(Err(_))) => Whose::Other,
+        Ok(Some(Ok(stream))) => {
+            let material = parts.tls.current();
+            let leaf = stream
+                .get_ref()
+                .1
+                .peer_certificates()
+                .and_then(|chain| chain.first());
+            if leaf.is_some_and(|leaf| material.is_serving(leaf)) {
+                Whose::Local
+            } else {
+                Whose::Other
+            }
+        }
+    }
+}
