@@ -62,7 +62,7 @@ fn run(flags: &Flags) -> ExitCode {
         }
     };
     start_logging(resolved.config.log_format);
-    match daemon::run(resolved.config) {
+    match daemon::run(resolved) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&format!("{error:#}"));

@@ -13,21 +13,25 @@ use std::{
 };
 
 use anyhow::Context as _;
-use prometheus_client::registry::Registry;
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
-    task::{LocalSet, spawn_local},
+    task::{JoinHandle, LocalSet, spawn_local},
     time::timeout,
 };
 
 use crate::{
     accept::Acceptor,
+    admin::{
+        self, State,
+        listen::{Control, Exposed},
+    },
     api::ServerId,
-    config::{Config, SteerMode},
+    config::{Config, Resolved, Setting, SteerMode},
     discovery::Discovery,
     health::{self, Prober, Probing, link::Marker},
+    metrics::Exposition,
     peers::{self, Learner, Learning},
     serve::{self, SelfCheck},
     steer::{
@@ -40,9 +44,12 @@ use crate::{
     upstream::{Dialer, Exempt},
 };
 
+mod desk;
 pub mod pulse;
 pub mod steering;
 
+use desk::Desk;
+use pulse::Pulse;
 use steering::Helm;
 
 /// The rooms, built.
@@ -65,8 +72,6 @@ pub struct Parts {
     pub shared: Arc<serve::Shared>,
     /// Grows whenever all clients are asked to go.
     pub leave: watch::Sender<u64>,
-    /// All metric families.
-    pub registry: Registry,
 }
 
 /// Exempts one connection from steering between its bind() and its connect().
@@ -93,13 +98,14 @@ impl Parts {
         let dialer = Arc::new(Dialer::new(config.exempt_source, Arc::clone(&tls), exempt));
         let prober = Prober::new(Arc::clone(&table));
         let learner = Learner::new(Arc::clone(&table));
-        let acceptor = Acceptor::new(&config, Arc::clone(&tls), Arc::clone(&table));
-        let discovery = Arc::new(Discovery::new(Arc::clone(&table)));
+        let acceptor = Acceptor::new(
+            Arc::clone(&tls),
+            Arc::clone(&table),
+            config.max_connections,
+            config.secure_port,
+        );
+        let discovery = Arc::new(Discovery::new(Arc::clone(&table), config.local_down));
         let metrics = serve::Metrics::default();
-        let mut registry = Registry::default();
-        tls.register(&mut registry);
-        acceptor.register(&mut registry);
-        metrics.register(&mut registry);
         let shared = Arc::new(serve::Shared {
             config: Arc::clone(&config),
             table: Arc::clone(&table),
@@ -122,8 +128,19 @@ impl Parts {
             acceptor,
             shared,
             leave,
-            registry,
         })
+    }
+
+    /// All metric families that the rooms keep.
+    fn exposition(&self) -> Exposition {
+        let mut exposition = Exposition::default();
+        let registry = exposition.registry();
+        self.tls.register(registry);
+        self.acceptor.register(registry);
+        self.shared.metrics.register(registry);
+        self.prober.register(registry);
+        self.learner.register(registry);
+        exposition
     }
 }
 
@@ -131,7 +148,7 @@ impl Parts {
 ///
 /// # Errors
 /// What keeps it from starting, each naming what and why.
-pub fn run(config: Config) -> anyhow::Result<()> {
+pub fn run(Resolved { config, settings }: Resolved) -> anyhow::Result<()> {
     let files = listen::raise_descriptor_limit();
     tracing::debug!(files, "Descriptors");
     privileges::forbid_dumps().context("core dumps cannot be forbidden")?;
@@ -154,9 +171,13 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let local = LocalSet::new();
-    runtime
-        .block_on(local.run_until(async move { side_room(parts, steering, helm, sockets).await }))
+    let house = House {
+        parts,
+        steering,
+        helm,
+        settings,
+    };
+    runtime.block_on(LocalSet::new().run_until(house.live(sockets)))
 }
 
 fn attach(config: &Config) -> anyhow::Result<Steering> {
@@ -204,93 +225,151 @@ impl Sockets {
     }
 }
 
-/// Everything that is not a client's connection; returns when the drain is over.
-async fn side_room(
+/// Everything that is not a client's connection.
+struct House {
     parts: Rc<Parts>,
     steering: Option<Arc<Steering>>,
     helm: Helm,
-    sockets: Sockets,
-) -> anyhow::Result<()> {
-    let (stop, stopped) = watch::channel(false);
-    let (done, mut drained) = mpsc::channel::<()>(1);
-    let mut threads = Vec::new();
-    for number in 0..parts.config.threads.max(1) {
-        let listeners = sockets
-            .listeners
-            .iter()
-            .map(TcpListener::try_clone)
-            .collect::<Result<Vec<_>, _>>()?;
-        let heartbeat = steering
-            .as_ref()
-            .map(|steering| steering.heartbeat())
-            .transpose()?;
-        let thread = DataThread {
-            shared: Arc::clone(&parts.shared),
-            acceptor: Arc::clone(&parts.acceptor),
-            listeners,
-            heartbeat,
-            stop: stopped.clone(),
-            leave: parts.leave.subscribe(),
-            done: done.clone(),
-        };
-        threads.push(
+    settings: Vec<Setting>,
+}
+
+impl House {
+    /// From the first thread to the end of the drain.
+    async fn live(self, sockets: Sockets) -> anyhow::Result<()> {
+        let (draining, drain) = watch::channel(false);
+        let desk = Desk::new(&self, drain.clone());
+        let control = Control::bind(self.parts.config.control_socket.as_deref())
+            .context("the control socket")?;
+        let exposed = Exposed::bind(self.parts.config.metrics_listen)
+            .with_context(|| format!("--metrics-listen {}", self.parts.config.metrics_listen))?;
+        let (stop, mut drained) = self.start_threads(&sockets, &desk)?;
+        self.start_side_rooms();
+        let steer = self.start_steering(&sockets, &desk, drain)?;
+        drop(sockets);
+        let state = State::new(admin::Parts {
+            table: Arc::clone(&self.parts.table),
+            tls: Arc::clone(&self.parts.tls),
+            learner: self.parts.learner.clone(),
+            prober: self.parts.prober.clone(),
+            config: Arc::clone(&self.parts.config),
+            settings: self.settings,
+            daemon: Arc::new(desk),
+        });
+        spawn_local(admin::run(
+            state,
+            self.parts.exposition(),
+            control,
+            Some(exposed),
+        ));
+
+        wait_for_signal().await?;
+        tracing::info!("Stopping");
+        draining.send_replace(true);
+        if let (Some(task), Some(steering)) = (steer, self.steering) {
+            if let Err(error) = task.await {
+                tracing::error!(%error, "The steering task failed");
+            }
+            steering.detach()?;
+        }
+        stop.send_replace(true);
+        // The threads send their clients away once nothing more can arrive: see `DataThread::serve`.
+        let all = async { while drained.recv().await.is_some() {} };
+        if timeout(self.parts.config.drain_timeout, all).await.is_err() {
+            let connections = self.parts.acceptor.room().open();
+            tracing::warn!(
+                connections,
+                "Connections are closed at the end of --drain-timeout"
+            );
+        }
+        tracing::info!("Stopped");
+        Ok(())
+    }
+
+    /// The data threads; the receiver ends when the last one has no connection any more.
+    fn start_threads(
+        &self,
+        sockets: &Sockets,
+        desk: &Desk,
+    ) -> anyhow::Result<(watch::Sender<bool>, mpsc::Receiver<()>)> {
+        let (stop, stopped) = watch::channel(false);
+        let (done, drained) = mpsc::channel(1);
+        for number in 0..self.parts.config.threads.max(1) {
+            let listeners = sockets
+                .listeners
+                .iter()
+                .map(TcpListener::try_clone)
+                .collect::<Result<Vec<_>, _>>()?;
+            let thread = DataThread {
+                shared: Arc::clone(&self.parts.shared),
+                acceptor: Arc::clone(&self.parts.acceptor),
+                listeners,
+                pulse: desk.pulse(self.heartbeat()?),
+                stop: stopped.clone(),
+                leave: self.parts.leave.subscribe(),
+                done: done.clone(),
+            };
             thread::Builder::new()
                 .name(format!("data-{number}"))
-                .spawn(move || thread.run())?,
-        );
+                .spawn(move || thread.run())?;
+        }
+        Ok((stop, drained))
     }
-    drop((sockets.listeners, done));
 
-    spawn_local(Arc::clone(&parts.tls).watch_files());
-    let marker = Marker::new(&parts.config.request_headers);
-    let probing = Probing {
-        dialer: Arc::clone(&parts.dialer),
-        marker: marker.clone(),
-    };
-    spawn_local(health::run(parts.prober.clone(), probing));
-    let learning = Learning {
-        config: Arc::clone(&parts.config),
-        dialer: Arc::clone(&parts.dialer),
-        marker,
-        prober: parts.prober.clone(),
-    };
-    spawn_local(peers::run(parts.learner.clone(), learning));
-    let (draining, drain) = watch::channel(false);
-    let steer = steering.clone().map(|steering| {
-        let (own, helm, switch) = (Rc::clone(&parts), helm.clone(), Arc::clone(&steering));
-        let steer = spawn_local(async move { steering::steer(&own, &switch, &helm, drain).await });
-        (steering, steer)
-    });
-    if let Some((steering, _)) = &steer {
-        let (own, helm, keys) = (Rc::clone(&parts), helm.clone(), Arc::clone(steering));
-        spawn_local(async move { steering::watch_listeners(&own, &keys, &helm).await });
+    fn heartbeat(&self) -> anyhow::Result<Option<Heartbeat>> {
+        Ok(self
+            .steering
+            .as_ref()
+            .map(|steering| steering.heartbeat())
+            .transpose()?)
+    }
+
+    fn start_side_rooms(&self) {
+        let parts = &self.parts;
+        spawn_local(Arc::clone(&parts.tls).watch_files());
+        let marker = Marker::new(&parts.config.request_headers);
+        let probing = Probing {
+            dialer: Arc::clone(&parts.dialer),
+            marker: marker.clone(),
+        };
+        spawn_local(health::run(parts.prober.clone(), probing));
+        let learning = Learning {
+            config: Arc::clone(&parts.config),
+            dialer: Arc::clone(&parts.dialer),
+            marker,
+            prober: parts.prober.clone(),
+        };
+        spawn_local(peers::run(parts.learner.clone(), learning));
+    }
+
+    /// The loops behind the steer; the task returned ends when the drain begins.
+    fn start_steering(
+        &self,
+        sockets: &Sockets,
+        desk: &Desk,
+        drain: watch::Receiver<bool>,
+    ) -> anyhow::Result<Option<JoinHandle<()>>> {
+        let Some(steering) = &self.steering else {
+            return Ok(None);
+        };
+        let (parts, keys, helm) = (
+            Rc::clone(&self.parts),
+            Arc::clone(steering),
+            self.helm.clone(),
+        );
+        spawn_local(async move { steering::watch_listeners(&parts, &keys, &helm).await });
         if let Some(listener) = sockets.inner {
-            let own = Rc::clone(&parts);
-            let heartbeat = steering.heartbeat()?;
-            spawn_local(async move { pulse::check_self(&own, listener, heartbeat).await });
+            let (parts, pulse) = (Rc::clone(&self.parts), desk.pulse(self.heartbeat()?));
+            spawn_local(async move { pulse::check_self(&parts, listener, pulse).await });
         }
-    }
-
-    wait_for_signal().await?;
-    tracing::info!("Stopping");
-    draining.send_replace(true);
-    if let Some((steering, task)) = steer {
-        if let Err(error) = task.await {
-            tracing::error!(%error, "The steering task failed");
-        }
-        steering.detach()?;
-    }
-    stop.send_replace(true);
-    // The threads send their clients away once nothing more can arrive; see `DataThread::run`.
-    let all = async { while drained.recv().await.is_some() {} };
-    if timeout(parts.config.drain_timeout, all).await.is_err() {
-        tracing::warn!(
-            connections = parts.acceptor.room().open(),
-            "Connections are closed at the end of --drain-timeout"
+        let (parts, switch, helm) = (
+            Rc::clone(&self.parts),
+            Arc::clone(steering),
+            self.helm.clone(),
         );
+        Ok(Some(spawn_local(async move {
+            steering::steer(&parts, &switch, &helm, drain).await
+        })))
     }
-    tracing::info!("Stopped");
-    Ok(())
 }
 
 async fn wait_for_signal() -> io::Result<()> {
@@ -308,7 +387,7 @@ struct DataThread {
     shared: Arc<serve::Shared>,
     acceptor: Arc<Acceptor>,
     listeners: Vec<TcpListener>,
-    heartbeat: Option<Heartbeat>,
+    pulse: Pulse,
     stop: watch::Receiver<bool>,
     leave: watch::Receiver<u64>,
     done: mpsc::Sender<()>,
@@ -352,9 +431,7 @@ impl DataThread {
         });
         let thread = serve::Thread::new(self.shared, leave);
         spawn_local(Rc::clone(&thread).tend());
-        if let Some(heartbeat) = self.heartbeat {
-            spawn_local(pulse::beat(heartbeat));
-        }
+        spawn_local(pulse::beat(self.pulse));
         let mut open = self
             .acceptor
             .run(listeners, self.stop, move |connection| {

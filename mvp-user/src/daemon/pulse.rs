@@ -3,7 +3,14 @@
 //! The self-request goes the way of any other (listener, handshake, parse, decide) and is answered by mvp; only while it
 //! succeeds is the last heartbeat slot written (design 2, dead man's switch).
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use http::{Request, StatusCode};
 use hyper::client::conn::http1;
@@ -11,7 +18,7 @@ use hyper_util::rt::TokioIo;
 use tokio::{
     net::TcpStream,
     task::spawn_local,
-    time::{MissedTickBehavior, interval, timeout},
+    time::{Instant, MissedTickBehavior, interval, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
@@ -53,20 +60,67 @@ enum Failed {
     Tls,
 }
 
-/// Beats from this thread's event loop, for ever.
-pub async fn beat(mut heartbeat: Heartbeat) {
-    let mut tick = interval(HEARTBEAT_INTERVAL);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tick.tick().await;
-        if let Err(error) = heartbeat.beat() {
+/// One loop's sign of life: in the kernel's slot, where there is one, and for `/livez`.
+pub struct Pulse {
+    heartbeat: Option<Heartbeat>,
+    last: Arc<Last>,
+}
+
+/// When a loop beat last.
+#[derive(Debug)]
+pub struct Last {
+    start: Instant,
+    milliseconds: AtomicU64,
+}
+
+impl Last {
+    /// How long ago.
+    pub fn ago(&self) -> Duration {
+        self.start.elapsed().saturating_sub(Duration::from_millis(
+            self.milliseconds.load(Ordering::Relaxed),
+        ))
+    }
+}
+
+impl Pulse {
+    /// Beats once; the second part is for whoever looks on.
+    pub fn new(heartbeat: Option<Heartbeat>) -> (Self, Arc<Last>) {
+        let last = Arc::new(Last {
+            start: Instant::now(),
+            milliseconds: AtomicU64::new(0),
+        });
+        (
+            Self {
+                heartbeat,
+                last: Arc::clone(&last),
+            },
+            last,
+        )
+    }
+
+    fn beat(&mut self) {
+        let now = u64::try_from(self.last.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last.milliseconds.store(now, Ordering::Relaxed);
+        if let Some(heartbeat) = &mut self.heartbeat
+            && let Err(error) = heartbeat.beat()
+        {
             tracing::error!(%error, "Heartbeat cannot be written: steering will stop");
         }
     }
 }
 
+/// Beats from this thread's event loop, for ever.
+pub async fn beat(mut pulse: Pulse) {
+    let mut tick = interval(HEARTBEAT_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        pulse.beat();
+    }
+}
+
 /// Asks itself, and beats while the answer is right, for ever.
-pub async fn check_self(parts: &Parts, listener: SocketAddr, mut heartbeat: Heartbeat) {
+pub async fn check_self(parts: &Parts, listener: SocketAddr, mut pulse: Pulse) {
     let mut tick = interval(SELF_CHECK_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut well = true;
@@ -79,9 +133,7 @@ pub async fn check_self(parts: &Parts, listener: SocketAddr, mut heartbeat: Hear
         match result {
             Ok(()) => {
                 well = true;
-                if let Err(error) = heartbeat.beat() {
-                    tracing::error!(%error, "Heartbeat cannot be written: steering will stop");
-                }
+                pulse.beat();
             }
             Err(error) if well => {
                 well = false;

@@ -1,0 +1,139 @@
+//! What the control socket asks of the daemon.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use tokio::sync::watch;
+
+use crate::{
+    accept::Acceptor,
+    admin::{self, wire},
+    config::SteerMode,
+    steer::{Heartbeat, Steering, Switch},
+};
+
+use super::{
+    House,
+    pulse::{Last, Pulse},
+    steering::Helm,
+};
+
+/// The daemon, as the control socket sees it.
+pub struct Desk {
+    helm: Helm,
+    steering: Option<Arc<Steering>>,
+    acceptor: Arc<Acceptor>,
+    percent: AtomicU8,
+    draining: watch::Receiver<bool>,
+    beats: Mutex<Vec<Arc<Last>>>,
+}
+
+impl Desk {
+    pub(super) fn new(house: &House, draining: watch::Receiver<bool>) -> Self {
+        Self {
+            helm: house.helm.clone(),
+            steering: house.steering.clone(),
+            acceptor: Arc::clone(&house.parts.acceptor),
+            percent: AtomicU8::new(house.parts.config.steer_percent),
+            draining,
+            beats: Mutex::default(),
+        }
+    }
+
+    /// A pulse that `/livez` watches.
+    pub(super) fn pulse(&self, heartbeat: Option<Heartbeat>) -> Pulse {
+        let (pulse, last) = Pulse::new(heartbeat);
+        self.beats
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(last);
+        pulse
+    }
+
+    fn steering(&self) -> Result<&Arc<Steering>, String> {
+        self.steering.as_ref().ok_or_else(|| {
+            "this process does not steer: it was started with --listen or --steer=never".to_owned()
+        })
+    }
+}
+
+impl admin::Daemon for Desk {
+    fn steering(&self) -> wire::Steering {
+        let state = self.helm.state.borrow().clone();
+        let counters = self
+            .steering
+            .as_ref()
+            .and_then(|steering| steering.counters().ok());
+        let since = state
+            .since
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs();
+        wire::Steering {
+            mode: match *self.helm.mode.borrow() {
+                SteerMode::Auto => "auto",
+                SteerMode::Always => "always",
+                SteerMode::Never => "never",
+            }
+            .to_owned(),
+            state: match (&self.steering, state.switch) {
+                (None, _) => "none",
+                (_, Switch::Off) => "off",
+                (_, Switch::On) => "on",
+                (_, Switch::Full) => "full",
+            }
+            .to_owned(),
+            why: state.reason.to_owned(),
+            since,
+            percent: self.percent.load(Ordering::Relaxed),
+            lookups: counters
+                .iter()
+                .flat_map(crate::steer::Counters::iter)
+                .map(|(name, count)| (name.to_owned(), count))
+                .collect(),
+            older_connections: None,
+        }
+    }
+
+    fn set_mode(&self, mode: SteerMode) -> Result<(), String> {
+        self.steering()?;
+        tracing::info!(?mode, "Steering mode was changed");
+        self.helm.mode.send_replace(mode);
+        Ok(())
+    }
+
+    fn set_percent(&self, percent: u8) -> Result<(), String> {
+        self.steering()?
+            .set_percent(percent)
+            .map_err(|error| error.to_string())?;
+        tracing::info!(percent, "Share of steered sources was changed");
+        self.percent.store(percent, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn beats(&self) -> Vec<Duration> {
+        self.beats
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .map(|last| last.ago())
+            .collect()
+    }
+
+    fn connections(&self) -> wire::Connections {
+        let room = self.acceptor.room();
+        wire::Connections {
+            open: room.open(),
+            bound: room.max(),
+        }
+    }
+
+    fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+}
