@@ -1,91 +1,455 @@
-//! The command line: clap types and one function per verb.
+//! The command line: `mvp run`, and the verbs that ask a running mvp through its control socket.
 //!
-//! Not for what a flag means (`config`) nor for what `run` does (`daemon`).
+//! Not for what the flags of `mvp run` mean (`config`), nor for running (`daemon`).
 
-use std::process::ExitCode;
+use std::{
+    ffi::OsString,
+    io::{IsTerminal as _, Write as _},
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
-use clap::{Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    config::{Flags, LogFormat, resolve},
+    admin::wire::{Grade, Mode, Probe, SteerOrder, Steering},
+    config::{Flags, LogFormat, Resolved, resolve},
     daemon,
     tls::Tls,
 };
 
-/// `EX_USAGE` of sysexits(3): the configuration is wrong, and starting again will not help.
-const EX_USAGE: u8 = 64;
+mod check;
+mod client;
+mod show;
+#[cfg(test)]
+mod tests;
 
-/// A mixed version proxy for Kubernetes control planes.
-#[derive(Parser, Debug)]
-#[command(name = "mvp", version, max_term_width = 100)]
+use client::{Client, ClientError, Query};
+use show::Page;
+
+/// The command line is wrong (`EX_USAGE` of sysexits.h).
+const USAGE: u8 = 64;
+
+/// eBPF-assisted mixed version proxy for Kubernetes control planes.
+#[derive(Debug, Parser)]
+#[command(name = "mvp", version, disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
 }
 
-#[derive(Subcommand, Debug)]
+#[derive(Debug, Subcommand)]
 enum Verb {
-    /// Steer, serve and learn until stopped.
+    /// Proxy this node's kube-apiserver
     Run(Box<Flags>),
+    /// Show steering, servers and how they are
+    Status(Asking),
+    /// Show what differs between the kube-apiservers
+    Skew(Asking),
+    /// Show where requests for each resource go
+    Routes {
+        /// Only resources whose group/version/resource contains this
+        resource: Option<String>,
+        #[command(flatten)]
+        asking: Asking,
+    },
+    /// Tell where a request would go, and why
+    Explain {
+        /// HTTP method, e.g. GET
+        method: String,
+        /// Path and query, e.g. /apis/apps/v1/deployments
+        path: String,
+        /// Kind of caller
+        #[arg(long = "as", value_enum, default_value_t = Kind::User)]
+        caller: Kind,
+        /// Address of the client: its requests stick to one peer
+        #[arg(long)]
+        from: Option<IpAddr>,
+        #[command(flatten)]
+        asking: Asking,
+    },
+    /// Show or change whether new connections are steered
+    Steer {
+        #[command(subcommand)]
+        what: Option<Steer>,
+        #[command(flatten)]
+        asking: Asking,
+    },
+    /// Show the kube-apiservers, or forget one that left
+    Peers {
+        #[command(subcommand)]
+        what: Option<Peers>,
+        #[command(flatten)]
+        asking: Asking,
+    },
+    /// Exit with 0 if mvp is ready (or live), for probes
+    Probe {
+        /// What to ask for
+        #[arg(value_enum, default_value_t = Liveness::Ready)]
+        what: Liveness,
+        #[command(flatten)]
+        asking: Asking,
+    },
+    /// Look for what could go wrong; exits with 1 for warnings, 2 for failures
+    Check(Asking),
+    /// Print a completion script
+    #[command(hide = true)]
+    Completions {
+        /// Shell
+        shell: clap_complete::Shell,
+    },
+    /// Write man pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// Directory
+        directory: PathBuf,
+    },
+}
+
+/// How a running mvp is asked and its answer shown.
+#[derive(Clone, Debug, Args)]
+struct Asking {
+    /// Form of the answer
+    #[arg(short, long, value_enum, default_value_t = Output::Table, global = true)]
+    output: Output,
+    /// Control socket [default: that of the newest ready mvp in /run/mvp]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "MVP_CONTROL_SOCKET",
+        hide_env = true,
+        global = true
+    )]
+    control_socket: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Output {
+    /// Fits 80 columns
+    Table,
+    /// More columns, nothing cut
+    Wide,
+    /// One JSON document
+    Json,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Kind {
+    /// A client certificate
+    User,
+    /// A verified front proxy
+    FrontProxy,
+    /// A bearer token
+    Token,
+    /// Nobody
+    Anonymous,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Liveness {
+    /// Ready to be steered to
+    Ready,
+    /// Working at all
+    Live,
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+enum Steer {
+    /// Steer whenever it is safe
+    On,
+    /// Do not steer
+    Off,
+    /// Steer while kube-apiservers differ
+    Auto,
+    /// Show it
+    Status,
+    /// Steer only this share of client addresses
+    Percent {
+        /// From 0 to 100
+        #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
+        share: u8,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+enum Peers {
+    /// Forget a kube-apiserver that left: what only it served is 404 from now on
+    Forget {
+        /// Its address, ADDR:PORT
+        address: SocketAddr,
+    },
 }
 
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    dispatch(std::env::args_os(), daemon::run)
+}
+
+fn dispatch(
+    words: impl IntoIterator<Item = OsString>,
+    run: impl FnOnce(Resolved) -> anyhow::Result<()>,
+) -> ExitCode {
+    let cli = match Cli::try_parse_from(words) {
         Ok(cli) => cli,
         Err(error) => {
-            let usage = error.use_stderr();
-            return match error.print() {
-                Ok(()) if !usage => ExitCode::SUCCESS,
-                _ => ExitCode::from(EX_USAGE),
-            };
+            let wanted = matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+            );
+            // Nobody to tell if even this cannot be printed.
+            drop(error.print());
+            return ExitCode::from(if wanted { 0 } else { USAGE });
         }
     };
-    match cli.verb {
-        Verb::Run(flags) => run(&flags),
+    let done = match cli.verb {
+        Verb::Run(flags) => return start(&flags, run),
+        verb => answer(verb),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            complain(&error.to_string());
+            ExitCode::FAILURE
+        }
     }
 }
 
-fn run(flags: &Flags) -> ExitCode {
-    let check_tls = |tls: &_| match Tls::load(tls) {
+/// `mvp run`: all that is wrong with the configuration at once, or the daemon.
+fn start(flags: &Flags, run: impl FnOnce(Resolved) -> anyhow::Result<()>) -> ExitCode {
+    let resolved = resolve(flags, |tls| match Tls::load(tls) {
         Ok(_) => Vec::new(),
         Err(errors) => errors.iter().map(ToString::to_string).collect(),
-    };
-    let resolved = match resolve(flags, check_tls) {
+    });
+    let resolved = match resolved {
         Ok(resolved) => resolved,
         Err(errors) => {
             for error in errors {
                 complain(&error);
             }
-            return ExitCode::from(EX_USAGE);
+            return ExitCode::from(USAGE);
         }
     };
+    if flags.print_config {
+        return print(&show::settings(&resolved.settings, terminal_width()));
+    }
     start_logging(resolved.config.log_format);
-    match daemon::run(resolved) {
+    match run(resolved) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            // The whole chain: which file, which syscall.
             complain(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
 }
 
+/// Logs go to standard error; `MVP_LOG` takes the filters of tracing-subscriber.
 fn start_logging(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let logs = tracing_subscriber::fmt()
+    let filter = EnvFilter::try_from_env("MVP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => logs.with_target(false).init(),
-        LogFormat::Json => logs.json().flatten_event(true).init(),
+    let done = match format {
+        LogFormat::Text => builder
+            .with_ansi(std::io::stderr().is_terminal())
+            .try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    };
+    if let Err(error) = done {
+        complain(&format!("logging: {error}"));
     }
 }
 
-#[expect(
-    clippy::print_stderr,
-    reason = "errors of the command line go to the terminal"
-)]
-fn complain(error: &str) {
-    eprintln!("mvp: {error}");
+/// Every verb but `run`.
+fn answer(verb: Verb) -> Result<ExitCode, ClientError> {
+    match verb {
+        Verb::Run(_) => Ok(ExitCode::from(USAGE)),
+        Verb::Status(asking) => asking.show("/v1/status", show::status),
+        Verb::Skew(asking) => asking.show("/v1/skew", show::skew),
+        Verb::Routes { resource, asking } => {
+            let mut query = Query::of("/v1/routes");
+            if let Some(resource) = resource {
+                query.add("resource", &resource);
+            }
+            asking.show(&query.finish(), show::routes)
+        }
+        Verb::Explain {
+            method,
+            path,
+            caller,
+            from,
+            asking,
+        } => {
+            let mut query = Query::of("/v1/explain");
+            query.add("method", &method.to_uppercase());
+            query.add("path", &path);
+            let kind = caller.to_possible_value();
+            query.add("as", kind.as_ref().map_or("user", |it| it.get_name()));
+            if let Some(from) = from {
+                query.add("from", &from.to_string());
+            }
+            asking.show(&query.finish(), show::explanation)
+        }
+        Verb::Steer { what, asking } => steer(what, &asking),
+        Verb::Peers { what, asking } => match what {
+            None => asking.show("/v1/peers", show::peers),
+            Some(Peers::Forget { address }) => {
+                let body = serde_json::json!({ "address": address });
+                asking.client()?.post("/v1/peers/forget", &body)?;
+                Ok(print(&format!("{address} is forgotten\n")))
+            }
+        },
+        Verb::Probe { what, asking } => probe(what, &asking),
+        Verb::Check(asking) => look(&asking),
+        Verb::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "mvp", &mut script);
+            Ok(print(&String::from_utf8_lossy(&script)))
+        }
+        Verb::Man { directory } => {
+            clap_mangen::generate_to(Cli::command(), directory).map_err(ClientError::Man)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+impl Asking {
+    fn client(&self) -> Result<Client, ClientError> {
+        Client::new(self.control_socket.as_deref())
+    }
+
+    fn page(&self) -> Page {
+        Page {
+            width: match self.output {
+                Output::Wide => usize::MAX,
+                Output::Table | Output::Json => terminal_width(),
+            },
+            wide: self.output == Output::Wide,
+            colour: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
+        }
+    }
+
+    /// Asks, and prints the answer as JSON or as `table` draws it.
+    fn show<T>(&self, path: &str, table: fn(&T, Page) -> String) -> Result<ExitCode, ClientError>
+    where
+        T: serde::de::DeserializeOwned,
+    {
+        let text = self.client()?.get(path)?;
+        if self.output == Output::Json {
+            return Ok(print(&pretty(&text)?));
+        }
+        let answer: T = serde_json::from_slice(&text).map_err(ClientError::Answer)?;
+        Ok(print(&table(&answer, self.page())))
+    }
+}
+
+fn steer(what: Option<Steer>, asking: &Asking) -> Result<ExitCode, ClientError> {
+    let order = match what {
+        None | Some(Steer::Status) => return asking.show("/v1/steer", show::steering),
+        Some(Steer::On) => SteerOrder {
+            mode: Some(Mode::On),
+            percent: None,
+        },
+        Some(Steer::Off) => SteerOrder {
+            mode: Some(Mode::Off),
+            percent: None,
+        },
+        Some(Steer::Auto) => SteerOrder {
+            mode: Some(Mode::Auto),
+            percent: None,
+        },
+        Some(Steer::Percent { share }) => SteerOrder {
+            mode: None,
+            percent: Some(share),
+        },
+    };
+    let text = asking.client()?.post("/v1/steer", &order)?;
+    if asking.output == Output::Json {
+        return Ok(print(&pretty(&text)?));
+    }
+    let now: Steering = serde_json::from_slice(&text).map_err(ClientError::Answer)?;
+    Ok(print(&show::steering(&now, asking.page())))
+}
+
+fn probe(what: Liveness, asking: &Asking) -> Result<ExitCode, ClientError> {
+    let text = asking.client()?.get("/v1/probe")?;
+    let probe: Probe = serde_json::from_slice(&text).map_err(ClientError::Answer)?;
+    let good = match what {
+        Liveness::Ready => probe.ready,
+        Liveness::Live => probe.live,
+    };
+    if asking.output == Output::Json {
+        print(&pretty(&text)?);
+    } else if good {
+        print("ok\n");
+    } else {
+        for problem in &probe.problems {
+            complain(problem);
+        }
+    }
+    Ok(if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// `mvp check`: what can be seen from here, and what a running mvp says of itself.
+fn look(asking: &Asking) -> Result<ExitCode, ClientError> {
+    let mut findings = check::node();
+    findings.extend(check::running(&asking.client()));
+    let worst = findings.iter().map(|it| it.result).max();
+    if asking.output == Output::Json {
+        let text = serde_json::to_vec(&findings).map_err(ClientError::Answer)?;
+        print(&pretty(&text)?);
+    } else {
+        print(&show::findings(&findings, asking.page()));
+    }
+    Ok(ExitCode::from(match worst {
+        None | Some(Grade::Ok) => 0,
+        Some(Grade::Warn) => 1,
+        Some(Grade::Fail) => 2,
+    }))
+}
+
+fn pretty(text: &[u8]) -> Result<String, ClientError> {
+    let value: serde_json::Value = serde_json::from_slice(text).map_err(ClientError::Answer)?;
+    let mut text = serde_json::to_string_pretty(&value).map_err(ClientError::Answer)?;
+    text.push('\n');
+    Ok(text)
+}
+
+/// A terminal's width, 80 elsewhere.
+fn terminal_width() -> usize {
+    let stdout = std::io::stdout();
+    if !stdout.is_terminal() {
+        return 80;
+    }
+    match rustix::termios::tcgetwinsize(&stdout) {
+        Ok(size) if size.ws_col >= 40 => usize::from(size.ws_col),
+        _ => 80,
+    }
+}
+
+/// To standard output; a reader that has gone away (`| head`) is no error.
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            complain(&error.to_string());
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+fn complain(text: &str) {
+    // Nobody to tell if standard error is closed.
+    drop(writeln!(std::io::stderr().lock(), "mvp: {text}"));
+}
+
+/// Whether a path is there; its own function so that tests can tell apart what the node has.
+fn exists(path: &str) -> bool {
+    Path::new(path).exists()
 }
