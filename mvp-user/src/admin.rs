@@ -32,6 +32,8 @@ use crate::{
 
 mod check;
 mod collect;
+#[cfg(test)]
+pub(crate) mod fixtures;
 pub mod listen;
 mod report;
 #[cfg(test)]

@@ -1,1 +1,132 @@
+//! What is reported, without a socket in between; `cli/tests.rs` asks through one.
 
+use std::{net::IpAddr, sync::atomic::Ordering};
+
+use super::{fixtures::Stage, *};
+use crate::table::{Health, Membership, Proof};
+
+fn asker() -> Asker {
+    Asker {
+        kind: AskerKind::User,
+        marker: false,
+        decided: false,
+        client: IpAddr::from([10, 0, 0, 9]),
+    }
+}
+
+fn steps(stage: &Stage, method: &Method, path: &str) -> Vec<String> {
+    let uri: Uri = path.parse().unwrap();
+    let explanation = stage.state.explain(method, &uri, &asker()).unwrap();
+    explanation
+        .steps
+        .iter()
+        .map(|step| format!("{} {}", step.to, step.because))
+        .collect()
+}
+
+#[tokio::test]
+async fn the_skew_names_what_not_all_servers_serve() {
+    let stage = Stage::new();
+    let rows: Vec<_> = stage
+        .state
+        .differences()
+        .into_iter()
+        .map(|it| (it.resource, it.subresource, it.verbs.join(","), it.served_by, it.lacked_by))
+        .collect();
+    let others = vec!["10.0.0.3:6443".to_owned(), "local".to_owned()];
+    let new = vec!["10.0.0.2:6443".to_owned()];
+    assert_eq!(rows.len(), 2);
+    assert_eq!(
+        rows[0],
+        ("pods".into(), Some("resize".into()), "get,patch".into(), new.clone(), others.clone())
+    );
+    assert_eq!((&*rows[1].0, &rows[1].3, &rows[1].4), ("things", &new, &others));
+}
+
+#[tokio::test]
+async fn routes_are_those_that_requests_take() {
+    let stage = Stage::new();
+    let all = stage.state.routes(None);
+    let to = |resource: &str, subresource: Option<&str>| {
+        let route = all
+            .iter()
+            .find(|it| it.resource == resource && it.subresource.as_deref() == subresource)
+            .unwrap();
+        (route.to.clone(), route.because.clone())
+    };
+    let peer = ("10.0.0.2:6443".to_owned(), "peer_serves".to_owned());
+    let local = ("local".to_owned(), "authority_serves".to_owned());
+    assert_eq!(to("pods", None), local);
+    assert_eq!(to("pods", Some("status")), local);
+    assert_eq!(to("pods", Some("resize")), peer);
+    assert_eq!(to("things", None), peer);
+    assert_eq!(stage.state.routes(Some("new.k8s.io")).len(), 1);
+    assert_eq!(stage.state.routes(Some("nope")), []);
+    stage.peers[0].set_membership(Membership::Departed);
+    assert_eq!(stage.state.routes(Some("things"))[0].to, "only_unavailable_serve");
+}
+
+#[tokio::test]
+async fn an_explanation_goes_on_until_nobody_is_left() {
+    let stage = Stage::new();
+    assert_eq!(
+        steps(&stage, &Method::GET, "/apis/new.k8s.io/v1/things"),
+        ["10.0.0.2:6443 peer_serves", "only_unavailable_serve only_unavailable"]
+    );
+    assert_eq!(
+        steps(&stage, &Method::GET, "/api/v1/pods"),
+        ["local authority_serves", "10.0.0.2:6443 authority_serves", "unreachable failed"]
+    );
+    assert_eq!(
+        steps(&stage, &Method::GET, "/readyz"),
+        ["local about_local", "local_down about_local"]
+    );
+}
+
+#[tokio::test]
+async fn readiness_says_what_is_missing() {
+    let stage = Stage::new();
+    let state = &stage.state;
+    assert_eq!(state.not_ready(), [""; 0]);
+    state.table.members().local.set_proof(Proof::Refused);
+    assert!(state.not_ready()[0].contains("local refuses"), "{:?}", state.not_ready());
+    // Failover is on and a proven peer is up.
+    state.table.members().local.set_health(Health::Down);
+    assert_eq!(state.not_ready(), [""; 0]);
+    stage.peers[0].set_health(Health::Down);
+    assert_eq!(state.not_ready().len(), 1);
+    stage.puppet.draining.store(true, Ordering::Relaxed);
+    stage.puppet.stuck.store(true, Ordering::Relaxed);
+    state.table.set_ready(false);
+    assert_eq!(state.not_ready().len(), 4, "{:?}", state.not_ready());
+    assert_eq!(state.dead(), ["threads: 1 gave no sign of life for 11.0 s"]);
+}
+
+#[tokio::test]
+async fn a_scrape_has_every_family_once_with_help() {
+    let stage = Stage::new();
+    let mut exposition = Exposition::default();
+    exposition.collect(collect::Scrape(Arc::clone(&stage.state)));
+    stage.state.tls.register(exposition.registry());
+    let text = exposition.encode(Format::OpenMetrics).unwrap();
+    let mut types: Vec<_> = text.lines().filter(|it| it.starts_with("# TYPE ")).collect();
+    let count = types.len();
+    types.sort_unstable();
+    types.dedup();
+    assert_eq!(types.len(), count, "a family is there twice: {text}");
+    for wanted in [
+        "mvp_steering 1",
+        "mvp_steering_reason{reason=\"skew\",mode=\"auto\"} 1",
+        "mvp_steer_lookups_total{outcome=\"steered\"} 12",
+        "mvp_older_connections 2",
+        "mvp_catalogue_resources{server=\"10.0.0.2:6443\"} 3",
+        "mvp_heartbeat_age_seconds{thread=\"0\"} 0.12",
+        "mvp_client_connections_limit 20000",
+        "mvp_certificate_expiry_timestamp_seconds{flag=",
+        "process_resident_memory_bytes ",
+        "process_cpu_seconds_total ",
+        "process_open_fds ",
+    ] {
+        assert!(text.contains(wanted), "{wanted} is missing from {text}");
+    }
+}
