@@ -2,15 +2,15 @@
 //! clock. Every `unsafe` of the program is in this file. Not here: any decision.
 #![expect(
     unsafe_code,
-    reason = "the kernel's context and map values are raw pointers"
+    reason = "the kernel's context and map values are raw pointers, the licence has a fixed section"
 )]
 
 use aya_ebpf::{
     helpers::bpf_ktime_get_ns,
-    maps::{HashMap, LruHashMap, PerCpuArray},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray},
     programs::SkLookupContext,
 };
-use mvp_ebpf::{Outcome, SteerKey};
+use mvp_ebpf::{Outcome, Port, SteerKey};
 
 /// The new connection as the kernel describes it
 /// (`struct bpf_sk_lookup`, <https://docs.kernel.org/bpf/prog_sk_lookup.html>).
@@ -20,6 +20,11 @@ pub(crate) struct Connection {
     /// Where it comes from.
     pub(crate) remote: SteerKey,
 }
+
+/// What the kernel, and with it every helper that is for GPL-compatible programs only, asks for.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "license")]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
 const IPPROTO_TCP: u32 = 6;
 
@@ -76,9 +81,26 @@ impl Connection {
     }
 }
 
+/// What listens at a port in both families.
+#[inline(always)]
+pub(crate) fn at_port(ports: &Array<Port>, number: u16) -> (u16, u16) {
+    match ports.get_ptr(u32::from(number)) {
+        // SAFETY: array values are aligned and live as long as the map. Volatile, so that the
+        // compiler selects between two values and not between two pointers: without CAP_PERFMON
+        // the verifier lets nobody calculate with pointers.
+        Some(port) => unsafe {
+            (
+                (&raw const (*port).v4).read_volatile(),
+                (&raw const (*port).v6).read_volatile(),
+            )
+        },
+        None => (0, 0),
+    }
+}
+
 /// The verdict of a key.
 #[inline(always)]
-pub(crate) fn verdict(keys: &HashMap<SteerKey, u32>, key: &SteerKey) -> Option<u32> {
+pub(crate) fn verdict(keys: &HashMap<SteerKey, u16>, key: &SteerKey) -> Option<u16> {
     // SAFETY: values are single words, which user space replaces but never rewrites in part.
     unsafe { keys.get(key) }.copied()
 }

@@ -6,6 +6,10 @@
 //! are asserted below. Addresses are kept as they lie on the wire: a word of `[u32; 4]` is four
 //! bytes in network order, read as a native integer.
 #![no_std]
+#![expect(
+    clippy::inline_always,
+    reason = "both halves of a look-up run in the kernel, where a call costs what they do"
+)]
 
 use core::net::IpAddr;
 
@@ -15,7 +19,9 @@ pub const PROGRAM: &str = "steer";
 /// Names of the maps in the object file; one constant per map, asserted against the object by a
 /// test of `mvp-user`.
 pub mod maps {
-    /// `SteerKey` -> [`STEER`](super::STEER) or [`PASS`](super::PASS).
+    /// One [`Port`](super::Port) per port number: the keys of the unspecified addresses.
+    pub const PORTS: &str = "PORTS";
+    /// `SteerKey` of a specific address -> [`STEER`](super::STEER) or [`PASS`](super::PASS).
     pub const KEYS: &str = "KEYS";
     /// One [`Settings`](super::Settings) at index 0.
     pub const SETTINGS: &str = "SETTINGS";
@@ -37,7 +43,8 @@ pub mod maps {
     pub const COUNTERS: &str = "COUNTERS";
 
     /// All of the above.
-    pub const ALL: [&str; 10] = [
+    pub const ALL: [&str; 11] = [
+        PORTS,
         KEYS,
         SETTINGS,
         LISTENERS,
@@ -57,9 +64,9 @@ pub const AF_INET: u16 = 2;
 pub const AF_INET6: u16 = 10;
 
 /// Verdict of a key: connections to it go to mvp's listener.
-pub const STEER: u32 = 1;
+pub const STEER: u16 = 1;
 /// Verdict of a key: another program listens there, so connections to it are left alone.
-pub const PASS: u32 = 2;
+pub const PASS: u16 = 2;
 
 /// Index of the IPv4 listener in [`maps::LISTENERS`].
 pub const LISTENER_V4: u32 = 0;
@@ -72,7 +79,7 @@ pub const MAX_SLOTS: u32 = 64;
 /// Exact-tuple exemptions kept at once; the least recently used goes first.
 pub const MAX_EXEMPT_TUPLES: u32 = 4096;
 
-/// Keys kept at once: two unspecified entries and the specific addresses of each served port.
+/// Keys of specific addresses kept at once.
 pub const MAX_KEYS: u32 = 1024;
 
 /// Prefixes kept in each of the four CIDR tries.
@@ -98,16 +105,27 @@ impl SteerKey {
         let (family, addr) = words(address);
         Self { family, port, addr }
     }
-
-    /// The same family and port at the unspecified address.
-    #[must_use]
-    pub const fn unspecified(self) -> Self {
-        Self {
-            addr: [0; 4],
-            ..self
-        }
-    }
 }
+
+/// What listens at a port. An array by port number instead of unspecified keys in the hash map:
+/// the verifier turns its look-up into two instructions, and most connections of a node end there.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Port {
+    /// In IPv4: the verdict for addresses without a key of their own ([`STEER`], [`PASS`], or 0 for
+    /// none), and [`SPECIFIC`].
+    pub v4: u16,
+    /// The same in IPv6.
+    pub v6: u16,
+}
+
+/// Bit of [`Port`]: [`maps::KEYS`] has specific addresses of this family and port.
+pub const SPECIFIC: u16 = 1 << 8;
+
+const _: () = assert!(size_of::<Port>() == 4);
+
+/// Entries of [`maps::PORTS`]: every port number.
+pub const MAX_PORTS: u32 = 1 << 16;
 
 /// The family of an address, and its bytes as the maps hold them.
 pub fn words(address: IpAddr) -> (u16, [u32; 4]) {
@@ -239,7 +257,7 @@ impl Outcome {
 
 /// Where a source address falls among 100 equal shares; the program steers those below
 /// [`Settings::percent`]. A fixed hash: an address is always in the same share, on every node.
-#[inline]
+#[inline(always)]
 pub const fn share(addr: &[u32; 4]) -> u32 {
     // The finaliser of MurmurHash3 after folding the words with odd multipliers: neighbouring
     // addresses, which differ in one byte, land far apart.
@@ -271,5 +289,5 @@ mod pod {
             )+
         };
     }
-    plain!(super::SteerKey, super::Settings);
+    plain!(super::SteerKey, super::Port, super::Settings);
 }

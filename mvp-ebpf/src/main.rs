@@ -22,14 +22,16 @@ use aya_ebpf::{
 use aya_log_ebpf::debug;
 use mvp_ebpf::{
     AF_INET, AF_INET6, HAS_CANARY, HAS_EXEMPT, LISTENER_V4, LISTENER_V6, MAX_CIDRS,
-    MAX_EXEMPT_TUPLES, MAX_KEYS, MAX_SLOTS, MODE_FULL, MODE_ON, Outcome, STEER, Settings, SteerKey,
-    share,
+    MAX_EXEMPT_TUPLES, MAX_KEYS, MAX_PORTS, MAX_SLOTS, MODE_FULL, MODE_ON, Outcome, Port, SPECIFIC,
+    STEER, Settings, SteerKey, share,
 };
 
 use crate::ctx::Connection;
 
 #[map]
-static KEYS: HashMap<SteerKey, u32> = HashMap::with_max_entries(MAX_KEYS, 0);
+static PORTS: Array<Port> = Array::with_max_entries(MAX_PORTS, 0);
+#[map]
+static KEYS: HashMap<SteerKey, u16> = HashMap::with_max_entries(MAX_KEYS, 0);
 #[map]
 static SETTINGS: Array<Settings> = Array::with_max_entries(1, 0);
 #[map]
@@ -72,17 +74,23 @@ fn steer(ctx: SkLookupContext) -> u32 {
     SK_PASS
 }
 
-/// The walk, cheapest and most frequent way out first: with no key for the port, two look-ups.
+/// The walk, cheapest and most frequent way out first.
 #[inline(always)]
 fn decide(ctx: &SkLookupContext, connection: &Connection) -> Outcome {
     let Connection { local, remote } = connection;
+    let (v4, v6) = ctx::at_port(&PORTS, local.port);
+    let at = if local.family == AF_INET { v4 } else { v6 };
     // The specific address first: another program's listener on one address (a virtual IP) hides
     // the wildcard of kube-apiserver there, as it does in the kernel's own look-up.
-    let verdict = ctx::verdict(&KEYS, local).or_else(|| ctx::verdict(&KEYS, &local.unspecified()));
-    match verdict {
-        None => return Outcome::NoKey,
-        Some(STEER) => {}
-        Some(_) => return Outcome::PassKey,
+    let specific = if at & SPECIFIC == 0 {
+        None
+    } else {
+        ctx::verdict(&KEYS, local)
+    };
+    match specific.unwrap_or(at & !SPECIFIC) {
+        STEER => {}
+        0 => return Outcome::NoKey,
+        _ => return Outcome::PassKey,
     }
     let Some(settings) = SETTINGS.get(0) else {
         return Outcome::Off;

@@ -15,33 +15,37 @@ pub mod listeners;
 pub mod privileges;
 pub mod sockdiag;
 
+mod error;
 mod heartbeat;
 #[cfg(test)]
 mod tests;
+mod tries;
 
 use std::{
+    collections::BTreeMap,
     fmt,
     fs::File,
-    io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr},
     os::fd::AsRawFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use aya::{
-    Ebpf, EbpfLoader, Pod,
-    maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, SockMap, lpm_trie::Key},
-    programs::{ProgramError, SkLookup, links::Link as _, sk_lookup::SkLookupLink},
-    util::KernelVersion,
+    Ebpf, EbpfLoader,
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, SockMap},
+    programs::{SkLookup, links::Link as _, sk_lookup::SkLookupLink},
 };
 use mvp_ebpf::{
-    AF_INET, HAS_CANARY, HAS_EXEMPT, LISTENER_V4, LISTENER_V6, MODE_FULL, MODE_OFF, MODE_ON,
-    Outcome, PASS, PROGRAM, STEER, Settings, SteerKey, maps, words,
+    HAS_CANARY, HAS_EXEMPT, LISTENER_V4, LISTENER_V6, MODE_FULL, MODE_OFF, MODE_ON, Outcome, PASS,
+    PROGRAM, Port, SPECIFIC, STEER, Settings, SteerKey, maps,
 };
-use rustix::thread::CapabilitySet;
 
-pub use self::heartbeat::Heartbeat;
+pub use self::{error::SteerError, heartbeat::Heartbeat};
+use self::{
+    error::{absent_is_fine, in_map, in_program},
+    tries::Tries,
+};
 use crate::config::Cidr;
 
 /// The object that `build.rs` built; empty under `AYA_BUILD_SKIP=1`.
@@ -51,69 +55,6 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/mv
 pub const HEARTBEAT_MAX_AGE: Duration = Duration::from_secs(2);
 /// How often each thread beats: ten beats may be lost before steering stops.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Why steering cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum SteerError {
-    /// Built with `AYA_BUILD_SKIP=1`.
-    #[error(
-        "this binary was built without its eBPF half: run `cargo xtask setup` and build again without AYA_BUILD_SKIP"
-    )]
-    NoObject,
-    /// `sk_lookup` programs exist since Linux 5.9.
-    #[error("kernel {0} is too old for steering: sk_lookup programs need Linux 5.9 or newer")]
-    OldKernel(String),
-    /// A capability is not in the effective set of this thread.
-    #[error(
-        "steering needs the capability {0}, which this process does not have (run as root, or add it to the container)"
-    )]
-    Capability(&'static str),
-    /// A file of the kernel's cannot be opened.
-    #[error("cannot open {path}: {source}")]
-    File {
-        /// Which file.
-        path: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// The object was refused while its maps were made.
-    #[error("the kernel refused the maps of the steering program: {}", chain(.0))]
-    Load(#[source] Box<aya::EbpfError>),
-    /// The program was refused, by the verifier or for want of `CONFIG_BPF_SYSCALL`.
-    #[error("the kernel refused the steering program at {step}: {}", chain(.source))]
-    Program {
-        /// Loading or attaching.
-        step: &'static str,
-        /// What the kernel said.
-        source: Box<ProgramError>,
-    },
-    /// A map of the program cannot be read or written.
-    #[error("map {map} of the steering program: {}", chain(.source))]
-    Map {
-        /// Its name.
-        map: &'static str,
-        /// What the kernel said.
-        source: MapError,
-    },
-    /// All 64 heartbeat slots are taken.
-    #[error("more than {} threads want a heartbeat slot", mvp_ebpf::MAX_SLOTS)]
-    Slots,
-}
-
-/// An error and its causes in one line; aya's own messages name neither.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    text
-}
 
 /// What is fixed when the program is loaded, and the first values of what is not.
 #[derive(Clone, Debug)]
@@ -165,6 +106,15 @@ pub enum Verdict {
     Pass,
 }
 
+impl Verdict {
+    const fn value(self) -> u16 {
+        match self {
+            Self::Steer => STEER,
+            Self::Pass => PASS,
+        }
+    }
+}
+
 /// The loaded and attached program. Shared by reference; all methods are short system calls.
 pub struct Steering {
     inner: Mutex<Inner>,
@@ -178,7 +128,10 @@ struct Inner {
     link: Option<SkLookupLink>,
     settings: Settings,
     settings_map: Array<MapData, Settings>,
-    keys: HashMap<MapData, SteerKey, u32>,
+    ports: Array<MapData, Port>,
+    keys: HashMap<MapData, SteerKey, u16>,
+    // What the two maps above hold, as it was said.
+    verdicts: BTreeMap<SocketAddr, Verdict>,
     listeners: SockMap<MapData>,
     tuples: HashMap<MapData, SteerKey, u32>,
     exempt: Tries,
@@ -192,8 +145,8 @@ impl Steering {
         if OBJECT.is_empty() {
             return Err(SteerError::NoObject);
         }
-        check_kernel()?;
-        check_capabilities()?;
+        error::check_kernel()?;
+        error::check_capabilities()?;
         privileges::unlock_memory();
         let level = u8::from(options.log) * 0xff;
         let mut ebpf = EbpfLoader::new()
@@ -214,7 +167,9 @@ impl Steering {
             link: None,
             settings,
             settings_map: open(&mut ebpf, maps::SETTINGS)?,
+            ports: open(&mut ebpf, maps::PORTS)?,
             keys: open(&mut ebpf, maps::KEYS)?,
+            verdicts: BTreeMap::new(),
             listeners: open(&mut ebpf, maps::LISTENERS)?,
             tuples: open(&mut ebpf, maps::EXEMPT_TUPLES)?,
             exempt: Tries::open(&mut ebpf, maps::EXEMPT_V4, maps::EXEMPT_V6)?,
@@ -252,20 +207,25 @@ impl Steering {
     /// Says what is to be done with connections to an address and port (unspecified: any address
     /// of that family without a key of its own).
     pub fn set_key(&self, local: SocketAddr, verdict: Verdict) -> Result<(), SteerError> {
-        let value = match verdict {
-            Verdict::Steer => STEER,
-            Verdict::Pass => PASS,
-        };
-        self.lock()
-            .keys
-            .insert(key(local), value, 0)
-            .map_err(in_map(maps::KEYS))
+        let local = canonical(local);
+        let mut inner = self.lock();
+        if !local.ip().is_unspecified() {
+            inner
+                .keys
+                .insert(key(local), verdict.value(), 0)
+                .map_err(in_map(maps::KEYS))?;
+        }
+        inner.verdicts.insert(local, verdict);
+        inner.write_port(local.port())
     }
 
     /// Removes a key; removing one that is not there is no error.
     pub fn remove_key(&self, local: SocketAddr) -> Result<(), SteerError> {
-        let removed = self.lock().keys.remove(&key(local));
-        absent_is_fine(removed).map_err(in_map(maps::KEYS))
+        let local = canonical(local);
+        let mut inner = self.lock();
+        inner.verdicts.remove(&local);
+        inner.write_port(local.port())?;
+        absent_is_fine(inner.keys.remove(&key(local))).map_err(in_map(maps::KEYS))
     }
 
     /// Turns steering on or off.
@@ -412,6 +372,27 @@ impl Inner {
             .map_err(in_program("find"))
     }
 
+    /// Brings the entry of a port in step with the verdicts.
+    fn write_port(&mut self, number: u16) -> Result<(), SteerError> {
+        let mut port = Port::default();
+        let at_port = self.verdicts.iter().filter(|(at, _)| at.port() == number);
+        for (at, verdict) in at_port {
+            let family = if at.is_ipv4() {
+                &mut port.v4
+            } else {
+                &mut port.v6
+            };
+            *family |= if at.ip().is_unspecified() {
+                verdict.value()
+            } else {
+                SPECIFIC
+            };
+        }
+        self.ports
+            .set(number.into(), port, 0)
+            .map_err(in_map(maps::PORTS))
+    }
+
     fn write_settings(&mut self) -> Result<(), SteerError> {
         self.settings_map
             .set(0, self.settings, 0)
@@ -475,66 +456,15 @@ enum Set {
     Canary,
 }
 
-/// Two tries, one per family, that hold one set of prefixes.
-struct Tries {
-    v4: LpmTrie<MapData, u32, u32>,
-    v6: LpmTrie<MapData, [u32; 4], u32>,
-    names: [&'static str; 2],
-}
-
-impl Tries {
-    fn open(ebpf: &mut Ebpf, v4: &'static str, v6: &'static str) -> Result<Self, SteerError> {
-        Ok(Self {
-            v4: open(ebpf, v4)?,
-            v6: open(ebpf, v6)?,
-            names: [v4, v6],
-        })
-    }
-
-    /// New prefixes go in before old ones leave, so that no look-up finds less than both hold.
-    fn replace(&mut self, cidrs: &[Cidr]) -> Result<(), SteerError> {
-        let (mut v4, mut v6) = (Vec::new(), Vec::new());
-        for cidr in cidrs {
-            let (family, data) = words(cidr.address);
-            if family == AF_INET {
-                v4.push(Key::new(u32::from(cidr.length), data[0]));
-            } else {
-                v6.push(Key::new(u32::from(cidr.length), data));
-            }
-        }
-        replace_trie(&mut self.v4, &v4).map_err(in_map(self.names[0]))?;
-        replace_trie(&mut self.v6, &v6).map_err(in_map(self.names[1]))
-    }
-}
-
-fn replace_trie<K: Pod + PartialEq>(
-    trie: &mut LpmTrie<MapData, K, u32>,
-    keys: &[Key<K>],
-) -> Result<(), MapError> {
-    for key in keys {
-        trie.insert(key, 1, 0)?;
-    }
-    let old: Vec<Key<K>> = trie.keys().collect::<Result<_, _>>()?;
-    for key in old {
-        let same = |k: &Key<K>| k.prefix_len() == key.prefix_len() && k.data() == key.data();
-        if !keys.iter().any(same) {
-            absent_is_fine(trie.remove(&key))?;
-        }
-    }
-    Ok(())
-}
-
-/// A key for a socket address; IPv4-mapped ones are IPv4 to the kernel's look-up.
+/// A key for a socket address.
 fn key(address: SocketAddr) -> SteerKey {
-    SteerKey::new(address.ip().to_canonical(), address.port())
+    let address = canonical(address);
+    SteerKey::new(address.ip(), address.port())
 }
 
-/// The unspecified address of a family.
-const fn unspecified(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        IpAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
-    }
+/// IPv4-mapped addresses are IPv4 to the kernel's look-up.
+const fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
@@ -554,57 +484,4 @@ where
     M: TryFrom<Map, Error = MapError>,
 {
     take(ebpf, name)?.try_into().map_err(in_map(name))
-}
-
-fn in_map(map: &'static str) -> impl FnOnce(MapError) -> SteerError {
-    move |source| SteerError::Map { map, source }
-}
-
-fn in_program(step: &'static str) -> impl FnOnce(ProgramError) -> SteerError {
-    move |source| SteerError::Program {
-        step,
-        source: Box::new(source),
-    }
-}
-
-/// Removing what is not there is what the caller wanted.
-fn absent_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
-    match result {
-        Err(MapError::KeyNotFound | MapError::ElementNotFound) => Ok(()),
-        Err(MapError::SyscallError(error))
-            if matches!(
-                error.io_error.raw_os_error(),
-                Some(libc::ENOENT | libc::EINVAL)
-            ) =>
-        {
-            Ok(())
-        }
-        other => other,
-    }
-}
-
-fn check_kernel() -> Result<(), SteerError> {
-    let version =
-        KernelVersion::current().map_err(|error| SteerError::OldKernel(error.to_string()))?;
-    if version < KernelVersion::new(5, 9, 0) {
-        let release = rustix::system::uname().release().to_string_lossy().into();
-        return Err(SteerError::OldKernel(release));
-    }
-    Ok(())
-}
-
-/// Asked before the kernel is, whose EPERM says nothing about what is missing.
-fn check_capabilities() -> Result<(), SteerError> {
-    // Not being told is no reason to give up; the kernel decides in the end.
-    let Ok(sets) = rustix::thread::capabilities(None) else {
-        return Ok(());
-    };
-    let held = sets.effective;
-    if !held.intersects(CapabilitySet::BPF | CapabilitySet::SYS_ADMIN) {
-        return Err(SteerError::Capability("CAP_BPF"));
-    }
-    if !held.contains(CapabilitySet::NET_ADMIN) {
-        return Err(SteerError::Capability("CAP_NET_ADMIN"));
-    }
-    Ok(())
 }

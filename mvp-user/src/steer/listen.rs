@@ -49,6 +49,10 @@ fn bind_with(address: SocketAddr, backlog: i32) -> io::Result<TcpListener> {
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
+    // Steered connections have the steered port as their local one and inherit this option; without
+    // it a restarting kube-apiserver could not bind its own port while any of them is open, or in
+    // TIME_WAIT (EADDRINUSE).
+    socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(backlog)?;
     Ok(socket.into())

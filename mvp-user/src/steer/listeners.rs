@@ -23,7 +23,6 @@ use tokio::time::Instant;
 use super::{
     SteerError, Steering, Verdict,
     sockdiag::{Entry, SockDiag, Which},
-    unspecified,
 };
 
 /// How often the listening sockets are read.
@@ -207,12 +206,11 @@ impl Watcher {
 /// Writes the difference. Specific entries of others go in first, so that at no moment a
 /// connection to another program's address finds only the unspecified entry.
 fn apply(steering: &Steering, before: &Keys, wanted: &Keys) -> Result<(), SteerError> {
-    let is_general = |key: &SocketAddr| key.ip() == unspecified(key.ip());
     let mut changed: Vec<_> = wanted
         .iter()
         .filter(|(key, verdict)| before.get(key) != Some(verdict))
         .collect();
-    changed.sort_by_key(|(key, _)| is_general(key));
+    changed.sort_by_key(|(key, _)| key.ip().is_unspecified());
     for (key, verdict) in changed {
         steering.set_key(*key, *verdict)?;
     }

@@ -2,12 +2,7 @@
 //! (<https://man7.org/linux/man-pages/man7/sock_diag.7.html>): who listens, who is connected, and
 //! closing a connection. Not here: what to make of the answers.
 
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    os::fd::OwnedFd,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, os::fd::OwnedFd, time::Duration};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
@@ -21,6 +16,8 @@ use netlink_packet_sock_diag::{
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, sockopt::Timeout,
 };
+
+use super::canonical;
 
 /// A socket of the kernel's table.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -290,9 +287,4 @@ impl Entry {
     pub const fn ends(&self) -> (SocketAddr, SocketAddr) {
         (canonical(self.local), canonical(self.remote))
     }
-}
-
-const fn canonical(address: SocketAddr) -> SocketAddr {
-    let ip: IpAddr = address.ip().to_canonical();
-    SocketAddr::new(ip, address.port())
 }

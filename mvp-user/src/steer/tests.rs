@@ -1,1 +1,112 @@
-//! What can be told about the embedded object without privileges.
+//! What can be told about the embedded object and the shared types without privileges.
+
+use std::net::Ipv4Addr;
+
+use aya_obj::{Object, ProgramSection};
+use mvp_ebpf::{MAX_SLOTS, Outcome, SteerKey, maps, share};
+
+use super::*;
+
+fn object() -> Object {
+    assert!(
+        !OBJECT.is_empty(),
+        "built with AYA_BUILD_SKIP: a binary that cannot steer must not pass for a tested one"
+    );
+    Object::parse(OBJECT).expect("the embedded object is an eBPF object")
+}
+
+#[test]
+fn the_embedded_object_has_every_map_and_the_program_by_the_shared_names() {
+    let object = object();
+    for map in maps::ALL {
+        assert!(object.maps.contains_key(map), "map {map}");
+    }
+    let program = object.programs.get(PROGRAM).expect("the program");
+    assert!(matches!(program.section, ProgramSection::SkLookup));
+    assert_eq!(program.license.to_str(), Ok("Dual MIT/GPL"));
+    assert_eq!(object.programs.len(), 1);
+}
+
+#[test]
+fn the_maps_of_the_embedded_object_have_the_shared_sizes() {
+    let object = object();
+    let map = |name: &str| &object.maps[name];
+    for (name, key, value, entries) in [
+        (maps::PORTS, 4, size_of::<Port>(), 65536),
+        (maps::KEYS, size_of::<SteerKey>(), 2, mvp_ebpf::MAX_KEYS),
+        (maps::SETTINGS, 4, size_of::<Settings>(), 1),
+        (maps::LISTENERS, 4, 4, 2),
+        (maps::HEARTBEATS, 4, 8, MAX_SLOTS),
+        (maps::EXEMPT_V4, 8, 4, mvp_ebpf::MAX_CIDRS),
+        (maps::CANARY_V6, 20, 4, mvp_ebpf::MAX_CIDRS),
+        (maps::COUNTERS, 4, 8, Outcome::COUNT),
+    ] {
+        assert_eq!(map(name).key_size() as usize, key, "key of {name}");
+        assert_eq!(map(name).value_size() as usize, value, "value of {name}");
+        assert_eq!(map(name).max_entries(), entries, "entries of {name}");
+    }
+}
+
+#[test]
+fn only_an_sk_lookup_program_is_embedded() {
+    for (name, program) in &object().programs {
+        assert!(
+            matches!(program.section, ProgramSection::SkLookup),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn keys_hold_addresses_as_they_lie_on_the_wire() {
+    let v4 = SteerKey::new(Ipv4Addr::new(10, 9, 0, 1).into(), 6443);
+    assert_eq!(v4.family, mvp_ebpf::AF_INET);
+    assert_eq!(v4.port, 6443);
+    assert_eq!(v4.addr[0].to_ne_bytes(), [10, 9, 0, 1]);
+    assert_eq!(v4.addr[1..], [0; 3]);
+    let v6 = SteerKey::new("fd09::1".parse().unwrap(), 1);
+    assert_eq!(v6.family, mvp_ebpf::AF_INET6);
+    assert_eq!(v6.addr[0].to_ne_bytes(), [0xfd, 0x09, 0, 0]);
+    assert_eq!(v6.addr[3].to_ne_bytes(), [0, 0, 0, 1]);
+}
+
+#[test]
+fn a_mapped_address_has_the_key_of_its_ipv4_address() {
+    assert_eq!(
+        key("[::ffff:10.9.0.1]:6443".parse().unwrap()),
+        key("10.9.0.1:6443".parse().unwrap())
+    );
+}
+
+#[test]
+fn outcomes_have_distinct_names_and_stand_at_their_index() {
+    let mut names: Vec<_> = Outcome::ALL.iter().map(|o| o.name()).collect();
+    for (index, outcome) in Outcome::ALL.into_iter().enumerate() {
+        assert_eq!(outcome as usize, index);
+    }
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), Outcome::ALL.len());
+}
+
+#[test]
+fn shares_are_spread_evenly_over_neighbouring_addresses() {
+    for spread in [
+        |i: u32| {
+            [
+                u32::from_ne_bytes([10, 0, (i >> 8) as u8, i as u8]),
+                0,
+                0,
+                0,
+            ]
+        },
+        |i: u32| [0xfd09_0000, 0, 0, i.to_be()],
+    ] {
+        let mut counts = [0_u32; 100];
+        for i in 0..10_000 {
+            counts[share(&spread(i)) as usize] += 1;
+        }
+        // 100 expected in each; six standard deviations.
+        assert!(counts.iter().all(|n| (40..=160).contains(n)), "{counts:?}");
+    }
+}

@@ -1,1 +1,75 @@
-//! .
+//! Beside other `sk_lookup` programs, attached before and after, and the hand-over from one mvp
+//! process to the next.
+
+use mvp_ebpf::Outcome;
+use mvp_user::steer::{Switch, Verdict};
+
+use crate::support::{API, Bind, MVP, Mvp, Server, in_namespace, patient, reach};
+
+const OTHER: u8 = b'C';
+
+/// Another program that steers the same port to a socket of its own.
+fn other() -> Mvp {
+    let other = Mvp::start_answering(&patient(), OTHER);
+    other.key("0.0.0.0:6443", Verdict::Steer);
+    other.key("[::]:6443", Verdict::Steer);
+    other
+}
+
+#[test]
+fn a_program_attached_before_keeps_its_choice() {
+    in_namespace(|| {
+        let _api = Server::start(Bind::Plain("[::]:6443"), API);
+        let other = other();
+        let mvp = Mvp::steering_all();
+        for target in ["127.0.0.1:6443", "[::1]:6443"] {
+            let who = mvp.expect(Outcome::AlreadySelected, 1, || {
+                other.expect(Outcome::Steered, 1, || reach(target))
+            });
+            assert_eq!(who, Some(OTHER));
+        }
+        other.steering.set_switch(Switch::Off).unwrap();
+        let who = mvp.expect(Outcome::Steered, 1, || reach("127.0.0.1:6443"));
+        assert_eq!(who, Some(MVP), "it passes, so mvp steers");
+    });
+}
+
+#[test]
+fn a_program_attached_after_sees_that_mvp_has_chosen() {
+    in_namespace(|| {
+        let _api = Server::start(Bind::Plain("[::]:6443"), API);
+        let mvp = Mvp::steering_all();
+        let other = other();
+        let who = other.expect(Outcome::AlreadySelected, 1, || {
+            mvp.expect(Outcome::Steered, 1, || reach("127.0.0.1:6443"))
+        });
+        assert_eq!(who, Some(MVP));
+        mvp.steering.set_switch(Switch::Full).unwrap();
+        let who = mvp.expect(Outcome::Full, 1, || reach("127.0.0.1:6443"));
+        assert_eq!(who, Some(OTHER));
+    });
+}
+
+#[test]
+fn the_next_process_takes_over_when_the_one_before_detaches() {
+    in_namespace(|| {
+        let _api = Server::start(Bind::Plain("[::]:6443"), API);
+        let old = Mvp::steering_all();
+        let new = other();
+        assert_eq!(
+            reach("127.0.0.1:6443"),
+            Some(MVP),
+            "the old one still has it"
+        );
+        old.steering.detach().unwrap();
+        old.steering.detach().unwrap();
+        let who = new.expect(Outcome::Steered, 1, || reach("127.0.0.1:6443"));
+        assert_eq!(
+            who,
+            Some(OTHER),
+            "and then the new one, with no moment between"
+        );
+        drop(new);
+        assert_eq!(reach("127.0.0.1:6443"), Some(API));
+    });
+}

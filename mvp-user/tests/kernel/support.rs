@@ -1,7 +1,7 @@
 //! Network namespaces, servers that say who they are, and clients that tell whom they reached.
 
 use std::{
-    io::{Read as _, Write as _},
+    io::{ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     panic::resume_unwind,
     process::Command,
@@ -46,6 +46,14 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
         for address in ["fd09::1/128", "fd09::2/128"] {
             ip(&format!("addr add {address} dev lo nodad"));
         }
+        // Routes of new IPv6 addresses appear a moment later.
+        for address in ["[::1]:1", "[fd09::1]:1", "[fd09::2]:1"] {
+            let address: SocketAddr = address.parse().unwrap();
+            eventually(Duration::from_secs(2), || {
+                TcpStream::connect(address)
+                    .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+            });
+        }
         test();
     })
     .join();
@@ -75,10 +83,20 @@ pub(crate) enum Bind {
 /// A server that answers each connection with one byte.
 pub(crate) struct Server {
     listener: TcpListener,
+    accepting: thread::JoinHandle<()>,
 }
 
 impl Server {
     pub(crate) fn start(bind: Bind, answer: u8) -> Self {
+        Self::listen(bind, answer, false)
+    }
+
+    /// With `SO_REUSEPORT`: a wildcard and an address of one port side by side.
+    pub(crate) fn sharing(bind: Bind, answer: u8) -> Self {
+        Self::listen(bind, answer, true)
+    }
+
+    fn listen(bind: Bind, answer: u8, share: bool) -> Self {
         let (text, v6only) = match bind {
             Bind::Plain(text) => (text, false),
             Bind::V6Only(text) => (text, true),
@@ -94,27 +112,32 @@ impl Server {
             socket.set_only_v6(v6only).unwrap();
         }
         socket.set_reuse_address(true).unwrap();
+        socket.set_reuse_port(share).unwrap();
         socket.bind(&address.into()).unwrap();
         socket.listen(128).unwrap();
         let listener: TcpListener = socket.into();
-        answer_all(&listener, answer);
-        Self { listener }
+        let accepting = answer_all(&listener, answer);
+        Self {
+            listener,
+            accepting,
+        }
     }
 
-    /// Stops listening; the accept loop ends with an error.
+    /// Closes the listener.
     pub(crate) fn stop(self) {
-        close(&self.listener);
+        shut(&self.listener);
+        self.accepting.join().unwrap();
     }
 }
 
-/// Ends a listener although a thread waits in accept: shutdown wakes it.
-pub(crate) fn close(listener: &TcpListener) {
+/// Makes a socket listen no more although a thread waits in accept.
+pub(crate) fn shut(listener: &TcpListener) {
     let socket = socket2::SockRef::from(listener);
     socket.shutdown(std::net::Shutdown::Both).unwrap();
 }
 
 /// Answers every connection with one byte, on a thread of its own, until the listener ends.
-pub(crate) fn answer_all(listener: &TcpListener, answer: u8) {
+pub(crate) fn answer_all(listener: &TcpListener, answer: u8) -> thread::JoinHandle<()> {
     listener.set_nonblocking(false).unwrap();
     let listener = listener.try_clone().unwrap();
     thread::spawn(move || {
@@ -122,7 +145,7 @@ pub(crate) fn answer_all(listener: &TcpListener, answer: u8) {
             // The client may be gone already; that is its affair.
             drop(stream.write_all(&[answer]));
         }
-    });
+    })
 }
 
 /// A stand-in for a running mvp: listeners, one beating thread, the program attached.
@@ -235,7 +258,7 @@ pub(crate) fn read_answer(stream: std::io::Result<TcpStream>) -> Option<u8> {
                 .expect("the server answers one byte");
             Some(byte[0])
         }
-        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => None,
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => None,
         Err(error) => panic!("connect: {error}"),
     }
 }
