@@ -159,13 +159,17 @@ impl Stage {
             "mvp".to_owned(),
             "--kubeadm-manifest=".to_owned(),
             format!("--tls-cert-file={}", pki.path("apiserver.crt").display()),
-            format!("--tls-private-key-file={}", pki.path("apiserver.key").display()),
+            format!(
+                "--tls-private-key-file={}",
+                pki.path("apiserver.key").display()
+            ),
             format!("--peer-ca-file={}", pki.path("ca.crt").display()),
         ];
         let matches = Flags::augment_args(Command::new("mvp"))
             .try_get_matches_from(words)
             .unwrap();
-        let resolved = resolve(&Flags::from_arg_matches(&matches).unwrap(), |_| Vec::new()).unwrap();
+        let resolved =
+            resolve(&Flags::from_arg_matches(&matches).unwrap(), |_| Vec::new()).unwrap();
         let puppet = Arc::new(Puppet::default());
         let state = State::new(Parts {
             tls,

@@ -31,16 +31,33 @@ async fn the_skew_names_what_not_all_servers_serve() {
         .state
         .differences()
         .into_iter()
-        .map(|it| (it.resource, it.subresource, it.verbs.join(","), it.served_by, it.lacked_by))
+        .map(|it| {
+            (
+                it.resource,
+                it.subresource,
+                it.verbs.join(","),
+                it.served_by,
+                it.lacked_by,
+            )
+        })
         .collect();
     let others = vec!["10.0.0.3:6443".to_owned(), "local".to_owned()];
     let new = vec!["10.0.0.2:6443".to_owned()];
     assert_eq!(rows.len(), 2);
     assert_eq!(
         rows[0],
-        ("pods".into(), Some("resize".into()), "get,patch".into(), new.clone(), others.clone())
+        (
+            "pods".into(),
+            Some("resize".into()),
+            "get,patch".into(),
+            new.clone(),
+            others.clone()
+        )
     );
-    assert_eq!((&*rows[1].0, &rows[1].3, &rows[1].4), ("things", &new, &others));
+    assert_eq!(
+        (&*rows[1].0, &rows[1].3, &rows[1].4),
+        ("things", &new, &others)
+    );
 }
 
 #[tokio::test]
@@ -63,7 +80,10 @@ async fn routes_are_those_that_requests_take() {
     assert_eq!(stage.state.routes(Some("new.k8s.io")).len(), 1);
     assert_eq!(stage.state.routes(Some("nope")), []);
     stage.peers[0].set_membership(Membership::Departed);
-    assert_eq!(stage.state.routes(Some("things"))[0].to, "only_unavailable_serve");
+    assert_eq!(
+        stage.state.routes(Some("things"))[0].to,
+        "only_unavailable_serve"
+    );
 }
 
 #[tokio::test]
@@ -71,11 +91,18 @@ async fn an_explanation_goes_on_until_nobody_is_left() {
     let stage = Stage::new();
     assert_eq!(
         steps(&stage, &Method::GET, "/apis/new.k8s.io/v1/things"),
-        ["10.0.0.2:6443 peer_serves", "only_unavailable_serve only_unavailable"]
+        [
+            "10.0.0.2:6443 peer_serves",
+            "only_unavailable_serve only_unavailable"
+        ]
     );
     assert_eq!(
         steps(&stage, &Method::GET, "/api/v1/pods"),
-        ["local authority_serves", "10.0.0.2:6443 authority_serves", "unreachable failed"]
+        [
+            "local authority_serves",
+            "10.0.0.2:6443 authority_serves",
+            "unreachable failed"
+        ]
     );
     assert_eq!(
         steps(&stage, &Method::GET, "/readyz"),
@@ -89,7 +116,11 @@ async fn readiness_says_what_is_missing() {
     let state = &stage.state;
     assert_eq!(state.not_ready(), [""; 0]);
     state.table.members().local.set_proof(Proof::Refused);
-    assert!(state.not_ready()[0].contains("local refuses"), "{:?}", state.not_ready());
+    assert!(
+        state.not_ready()[0].contains("local refuses"),
+        "{:?}",
+        state.not_ready()
+    );
     // Failover is on and a proven peer is up.
     state.table.members().local.set_health(Health::Down);
     assert_eq!(state.not_ready(), [""; 0]);
@@ -109,7 +140,10 @@ async fn a_scrape_has_every_family_once_with_help() {
     exposition.collect(collect::Scrape(Arc::clone(&stage.state)));
     stage.state.tls.register(exposition.registry());
     let text = exposition.encode(Format::OpenMetrics).unwrap();
-    let mut types: Vec<_> = text.lines().filter(|it| it.starts_with("# TYPE ")).collect();
+    let mut types: Vec<_> = text
+        .lines()
+        .filter(|it| it.starts_with("# TYPE "))
+        .collect();
     let count = types.len();
     types.sort_unstable();
     types.dedup();

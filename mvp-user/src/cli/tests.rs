@@ -21,7 +21,12 @@ async fn served(stage: &Stage) -> (tempfile::TempDir, std::net::SocketAddr) {
     let address = exposed.address().unwrap();
     let state = Arc::clone(&stage.state);
     #[expect(clippy::disallowed_methods, reason = "a test; there is no drain")]
-    tokio::spawn(admin::run(state, Exposition::default(), control, Some(exposed)));
+    tokio::spawn(admin::run(
+        state,
+        Exposition::default(),
+        control,
+        Some(exposed),
+    ));
     (directory, address)
 }
 
@@ -73,7 +78,13 @@ async fn a_ready_mvp_is_found_and_answers() {
     assert_eq!(status.skew, 2);
     let text = show::status(&status, page());
     fits(&text);
-    for wanted in ["on for 61s (skew), mode auto", "7 of 20000", "cp-2", "v1.36.0", "departed"] {
+    for wanted in [
+        "on for 61s (skew), mode auto",
+        "7 of 20000",
+        "cp-2",
+        "v1.36.0",
+        "departed",
+    ] {
         assert!(text.contains(wanted), "{wanted} is missing from\n{text}");
     }
 }
@@ -83,7 +94,9 @@ async fn only_its_owner_can_open_the_control_socket() {
     use std::os::unix::fs::PermissionsExt as _;
     let stage = Stage::new();
     let (directory, _) = served(&stage).await;
-    let path = directory.path().join(format!("{}.sock", std::process::id()));
+    let path = directory
+        .path()
+        .join(format!("{}.sock", std::process::id()));
     let mode = std::fs::metadata(path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }
@@ -109,10 +122,16 @@ async fn steering_is_ordered_and_refused() {
     let (directory, _) = served(&stage).await;
     let link = announced(directory.path()).await;
     let order = |mode, percent| SteerOrder { mode, percent };
-    let now = asked(&link, move |it| it.post("/v1/steer", &order(Some(Mode::Off), None))).await;
+    let now = asked(&link, move |it| {
+        it.post("/v1/steer", &order(Some(Mode::Off), None))
+    })
+    .await;
     let now: Steering = serde_json::from_slice(&now.unwrap()).unwrap();
     assert_eq!((&*now.mode, &*now.state), ("never", "off"));
-    let now = asked(&link, move |it| it.post("/v1/steer", &order(None, Some(25)))).await;
+    let now = asked(&link, move |it| {
+        it.post("/v1/steer", &order(None, Some(25)))
+    })
+    .await;
     let now: Steering = serde_json::from_slice(&now.unwrap()).unwrap();
     assert_eq!(now.percent, 25);
     fits(&show::steering(&now, page()));
@@ -122,7 +141,9 @@ async fn steering_is_ordered_and_refused() {
         (order(None, None), "from 0 to 100"),
         (order(Some(Mode::On), Some(1)), "from 0 to 100"),
     ] {
-        let error = asked(&link, move |it| it.post("/v1/steer", &bad)).await.unwrap_err();
+        let error = asked(&link, move |it| it.post("/v1/steer", &bad))
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains(wanted), "{error}");
     }
 }
@@ -146,10 +167,15 @@ async fn explanations_travel_with_any_path() {
         }
     };
     let path = "/api/v1/namespaces/d/pods/a%2Fb/resize?x=1&y=a b+c".replace(' ', "%20");
-    let text = ask(Box::leak(path.into_boxed_str()), "token").await.unwrap();
+    let text = ask(Box::leak(path.into_boxed_str()), "token")
+        .await
+        .unwrap();
     let it: Explanation = serde_json::from_slice(&text).unwrap();
     // The decoded path is split, as kube-apiserver does: the name is `a`.
-    assert_eq!((it.name.as_deref(), it.subresource.as_deref()), (Some("a"), Some("b")));
+    assert_eq!(
+        (it.name.as_deref(), it.subresource.as_deref()),
+        (Some("a"), Some("b"))
+    );
     assert_eq!(it.caller, "token");
     fits(&show::explanation(&it, page()));
     for (path, caller, wanted) in [
@@ -175,17 +201,32 @@ async fn other_answers_fit_eighty_columns_too() {
     let text = show::peers(&servers, page());
     fits(&text);
     assert_eq!(text.lines().count(), 4);
-    let text = show::skew(&serde_json::from_slice(&get("/v1/skew").await).unwrap(), page());
+    let text = show::skew(
+        &serde_json::from_slice(&get("/v1/skew").await).unwrap(),
+        page(),
+    );
     fits(&text);
     assert!(text.contains("pods/resize"), "{text}");
-    let text = show::routes(&serde_json::from_slice(&get("/v1/routes").await).unwrap(), page());
+    let text = show::routes(
+        &serde_json::from_slice(&get("/v1/routes").await).unwrap(),
+        page(),
+    );
     fits(&text);
     assert!(text.contains("10.0.0.2:6443  peer_serves"), "{text}");
     let findings: Vec<Finding> = serde_json::from_slice(&get("/v1/check").await).unwrap();
     let text = show::findings(&findings, page());
     fits(&text);
-    assert!(findings.iter().any(|it| it.check == "peer 10.0.0.2:6443 (cp-2)"), "{text}");
-    assert!(get("/v1/config").await.starts_with(b"[{\"name\":\"kubeadm-manifest\""));
+    assert!(
+        findings
+            .iter()
+            .any(|it| it.check == "peer 10.0.0.2:6443 (cp-2)"),
+        "{text}"
+    );
+    assert!(
+        get("/v1/config")
+            .await
+            .starts_with(b"[{\"name\":\"kubeadm-manifest\"")
+    );
 }
 
 #[tokio::test]
@@ -216,7 +257,10 @@ async fn the_metrics_port_shows_metrics_and_probes_and_nothing_else() {
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {answer}");
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{path}: {answer}"
+        );
         assert!(answer.contains(wanted), "{path}: {answer}");
     }
     // A second process takes over the port while the first still listens.
@@ -227,9 +271,15 @@ async fn the_metrics_port_shows_metrics_and_probes_and_nothing_else() {
 fn no_mvp_is_one_clear_sentence() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("mvp.sock");
-    let error = Client::new(Some(&path)).unwrap().get("/v1/status").unwrap_err();
+    let error = Client::new(Some(&path))
+        .unwrap()
+        .get("/v1/status")
+        .unwrap_err();
     let text = error.to_string();
-    assert!(text.starts_with("no mvp answers at ") && text.contains("mvp.sock"), "{text}");
+    assert!(
+        text.starts_with("no mvp answers at ") && text.contains("mvp.sock"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -246,9 +296,17 @@ fn a_wrong_command_line_is_64() {
         vec!["mvp", "steer", "percent", "101"],
         vec!["mvp", "run", "--kubeadm-manifest=", "--steer=x"],
     ] {
-        assert_eq!(format!("{:?}", code(&words)), format!("{usage:?}"), "{words:?}");
+        assert_eq!(
+            format!("{:?}", code(&words)),
+            format!("{usage:?}"),
+            "{words:?}"
+        );
     }
-    for words in [vec!["mvp", "--help"], vec!["mvp", "--version"], vec!["mvp", "run", "--help"]] {
+    for words in [
+        vec!["mvp", "--help"],
+        vec!["mvp", "--version"],
+        vec!["mvp", "run", "--help"],
+    ] {
         let good = format!("{:?}", ExitCode::SUCCESS);
         assert_eq!(format!("{:?}", code(&words)), good, "{words:?}");
     }

@@ -5,7 +5,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU8, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use tokio::sync::watch;
@@ -24,7 +24,7 @@ use super::{
 };
 
 /// The daemon, as the control socket sees it.
-pub struct Desk {
+pub(super) struct Desk {
     helm: Helm,
     steering: Option<Arc<Steering>>,
     acceptor: Arc<Acceptor>,
@@ -69,11 +69,7 @@ impl admin::Daemon for Desk {
             .steering
             .as_ref()
             .and_then(|steering| steering.counters().ok());
-        let since = state
-            .since
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_secs();
+        let since = state.since.elapsed().unwrap_or_default().as_secs();
         wire::Steering {
             mode: match *self.helm.mode.borrow() {
                 SteerMode::Auto => "auto",
