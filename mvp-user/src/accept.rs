@@ -34,7 +34,7 @@ pub use room::{Room, Slot};
 /// For the handshake as a whole: kube-apiserver's (its read header time-out), so that slow smart cards still get in.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(32);
 /// As kube-apiserver's listener.
-const KEEPALIVE: Duration = Duration::from_secs(180);
+const KEEPALIVE: Duration = Duration::from_mins(3);
 /// After a stop was asked for, connections already on their way are still accepted, for at least this long.
 pub const LINGER: Duration = Duration::from_secs(3);
 /// And for at most this long: half-open handshakes may be those of a SYN flood, or of another listener.

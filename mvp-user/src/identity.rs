@@ -197,12 +197,14 @@ impl Presented {
             .as_ref()
             .is_ok_and(|leaf| leaf.common_name.is_empty());
         match (&verdict.front_proxy, &verdict.user) {
-            (Step::Error(reason), Step::Error(Reason::UnknownIssuer)) => Some(*reason),
-            (_, Step::Error(reason)) => Some(*reason),
             (Step::Error(Reason::UnknownIssuer), Step::Nothing) if nameless => {
                 Some(Reason::NoCommonName)
             }
-            (Step::Error(reason), _) => Some(*reason),
+            (
+                Step::Error(reason),
+                Step::Error(Reason::UnknownIssuer) | Step::Nothing | Step::Yes(_),
+            )
+            | (_, Step::Error(reason)) => Some(*reason),
             _ => None,
         }
     }

@@ -144,20 +144,12 @@ impl From<rustls::Error> for Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
+        // tokio-rustls wraps what rustls says.
+        let error = match error.downcast::<rustls::Error>() {
+            Ok(error) => return error.into(),
+            Err(error) => error,
+        };
         let outcome = match error.kind() {
-            // tokio-rustls wraps what rustls says.
-            _ if error
-                .get_ref()
-                .is_some_and(|inner| inner.is::<rustls::Error>()) =>
-            {
-                return match error.downcast::<rustls::Error>() {
-                    Ok(error) => error.into(),
-                    Err(error) => Self {
-                        outcome: Outcome::Malformed,
-                        detail: error.to_string(),
-                    },
-                };
-            }
             io::ErrorKind::UnexpectedEof
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::BrokenPipe => Outcome::Closed,

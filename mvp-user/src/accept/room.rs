@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn exhaustion_is_remembered_for_a_while_and_slots_are_counted() {
         let room = Arc::new(Room::new(10));
-        assert!(!room.exhausted_within(Duration::from_secs(3600)));
+        assert!(!room.exhausted_within(Duration::from_hours(1)));
         room.note_exhaustion();
         assert!(room.exhausted_within(Duration::from_secs(1)));
         let slots = [room.enter(), room.enter()];

@@ -105,7 +105,7 @@ impl Rig {
     async fn counted(&self, outcome: Outcome, times: u64) {
         let counted = async {
             while self.acceptor.metrics.get(outcome) < times {
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                sleep(Duration::from_millis(5)).await;
             }
         };
         timeout(Duration::from_secs(5), counted)
@@ -525,7 +525,7 @@ fn after_a_stop_what_is_on_its_way_is_still_accepted_and_then_the_listener_close
     with_paused_time(async |rig| {
         let start = Instant::now();
         rig.stop.send_replace(true);
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        sleep(Duration::from_secs(2)).await;
         let (server, _client) = rig.tls(rig.pki.client(&TLS13, None, &[])).await;
         let ended = rig.ended.borrow_mut().take().unwrap();
         drop(ended.await.unwrap());

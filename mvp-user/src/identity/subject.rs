@@ -29,7 +29,7 @@ impl Leaf {
     /// Go parses the whole certificate or nothing: one attribute of a bad or unknown string type spoils it.
     pub(super) fn parse(der: &CertificateDer<'_>) -> Result<Self, Reason> {
         match X509Certificate::from_der(der) {
-            Ok((rest, parsed)) if rest.is_empty() => {
+            Ok(([], parsed)) => {
                 Self::read(parsed.issuer())?;
                 Self::read(parsed.subject())
             }

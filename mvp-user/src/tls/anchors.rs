@@ -163,9 +163,8 @@ fn build(
 
 /// Why Go would not let this root issue certificates (`CheckSignatureFrom`, `checkChainForKeyUsage`).
 fn not_an_issuer(certificate: &X509Certificate<'_>, purpose: Purpose) -> Option<&'static str> {
-    let basic = match certificate.basic_constraints() {
-        Ok(basic) => basic,
-        Err(_) => return Some("its basic constraints cannot be parsed"),
+    let Ok(basic) = certificate.basic_constraints() else {
+        return Some("its basic constraints cannot be parsed");
     };
     match basic {
         None if certificate.version() == X509Version::V3 => {

@@ -13,7 +13,7 @@ use x509_parser::prelude::FromDer as _;
 
 /// What is wrong with one file, or with one flag.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{flag}{}{}: {fault}", if file.is_some() { " " } else { "" }, file.as_deref().unwrap_or(Path::new("")).display())]
+#[error("{flag}{}: {fault}", file.as_deref().map(|file| format!(" {}", file.display())).unwrap_or_default())]
 pub struct TlsError {
     /// The flag that names the file (the field of a kube-apiserver flag set), e.g. `--client-ca-file`.
     pub flag: &'static str,

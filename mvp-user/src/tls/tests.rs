@@ -239,7 +239,7 @@ fn key_possession_is_checked_and_nothing_else() {
 #[test]
 fn the_names_of_both_cas_are_hints() {
     #[derive(Debug)]
-    struct Hints(std::sync::Mutex<Vec<Vec<u8>>>);
+    struct Hints(Mutex<Vec<Vec<u8>>>);
     impl rustls::client::ResolvesClientCert for Hints {
         fn resolve(
             &self,
@@ -254,7 +254,7 @@ fn the_names_of_both_cas_are_hints() {
         }
     }
     let pki = Pki::new();
-    let hints = Arc::new(Hints(std::sync::Mutex::default()));
+    let hints = Arc::new(Hints(Mutex::default()));
     let mut client = pki.client(&TLS13, None, &[]);
     client.client_auth_cert_resolver = Arc::<Hints>::clone(&hints);
     handshake(

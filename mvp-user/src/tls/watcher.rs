@@ -14,7 +14,7 @@ const POLL: Duration = Duration::from_secs(10);
 const SETTLE: Duration = Duration::from_millis(200);
 
 /// Reloads for ever.
-pub(super) async fn run(tls: Arc<Tls>) {
+pub(super) async fn run(tls: Arc<Tls>) -> ! {
     let changed = Arc::new(Notify::new());
     let _watcher = watch(&tls, &changed);
     loop {
