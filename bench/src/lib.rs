@@ -1,4 +1,6 @@
-//! Stand-in kube-apiserver and load tests.
+//! What tests, demo and load tests share: a cluster's certificates, a stand-in kube-apiserver, plain clients.
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod pki;
+pub mod standin;

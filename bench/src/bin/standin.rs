@@ -1,0 +1,3 @@
+//! The stand-in as a process.
+#![forbid(unsafe_code)]
+fn main() {}

@@ -1,0 +1,684 @@
+//! One request from its head to its answer: faults, the server's phase, who asks, may they, what is it.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+
+use super::{
+    accept::{self, Accept},
+    authn::User,
+    authz,
+    body::{Body, End, Guard},
+    clock,
+    conn::Peer,
+    discovery,
+    faults::Action,
+    forms::{self, Encoding},
+    info::{self, Info},
+    log::{Entry, Head},
+    objects, openapi, plain,
+    server::{Phase, Server},
+    status::{About, Status},
+    upgrade,
+};
+
+/// kube-apiserver's bound on request bodies (kubernetes.md 31).
+const BODY_LIMIT: usize = 3 * 1024 * 1024;
+
+/// The stream is reset instead of answered.
+#[derive(Debug, thiserror::Error)]
+#[error("the stream is reset on command")]
+pub(crate) struct StreamReset(#[source] h2::Error);
+
+pub(crate) type Reply = Response<Body>;
+
+/// A request while it is being answered.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) server: Arc<Server>,
+    pub(crate) method: Method,
+    pub(crate) info: Info,
+    pub(crate) query: Vec<(String, String)>,
+    pub(crate) headers: HeaderMap,
+    pub(crate) accept: Accept,
+    pub(crate) user: User,
+    pub(crate) entry: Option<Arc<Entry>>,
+    pub(crate) peer: Peer,
+    body: Option<Incoming>,
+    upgrade: Option<hyper::upgrade::OnUpgrade>,
+}
+
+impl Call {
+    /// The request's body, within kube-apiserver's bound.
+    pub(crate) async fn body(&mut self) -> Result<Bytes, Status> {
+        let Some(mut body) = self.body.take() else {
+            return Ok(Bytes::new());
+        };
+        let mut out = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| {
+                Status::bad_request(format!("the body cannot be read: {error}"))
+            })?;
+            if let Ok(data) = frame.into_data() {
+                if let Some(entry) = &self.entry {
+                    entry.read(data.len());
+                }
+                out.extend_from_slice(&data);
+                if out.len() > BODY_LIMIT {
+                    return Err(Status::too_large());
+                }
+            }
+        }
+        Ok(out.freeze())
+    }
+
+    /// The connection's future raw stream, for an upgrade.
+    pub(crate) fn take_upgrade(&mut self) -> Option<hyper::upgrade::OnUpgrade> {
+        self.upgrade.take()
+    }
+
+    pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
+        info::parameter(&self.query, name)
+    }
+
+    pub(crate) fn flag(&self, name: &str) -> bool {
+        info::flag(&self.query, name)
+    }
+
+    /// JSON bytes as the caller's program likes them.
+    pub(crate) fn json(&self, compact: Bytes) -> Bytes {
+        if accept::pretty(&self.headers, &self.query) {
+            indented(&compact)
+        } else {
+            compact
+        }
+    }
+
+    /// A `Status` in the caller's encoding.
+    pub(crate) fn status(&self, status: &Status) -> Reply {
+        status_reply(&self.accept, &self.headers, &self.query, status)
+    }
+}
+
+/// Indented JSON as `json.MarshalIndent(v, "", "  ")` writes it, key order kept.
+pub(crate) fn indented(compact: &[u8]) -> Bytes {
+    let mut out = Vec::with_capacity(compact.len() * 2);
+    let (mut depth, mut text, mut escaped) = (0_usize, false, false);
+    let trimmed = compact.trim_ascii_end();
+    let line = |out: &mut Vec<u8>, depth: usize| {
+        out.push(b'\n');
+        out.extend(std::iter::repeat_n(b' ', depth * 2));
+    };
+    for (at, byte) in trimmed.iter().copied().enumerate() {
+        if text {
+            out.push(byte);
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => text = false,
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => {
+                text = true;
+                out.push(byte);
+            }
+            b'{' | b'[' => {
+                out.push(byte);
+                let closes = trimmed
+                    .get(at + 1)
+                    .is_some_and(|next| matches!(next, b'}' | b']'));
+                if closes {
+                    continue;
+                }
+                depth += 1;
+                line(&mut out, depth);
+            }
+            b'}' | b']' => {
+                let opened = at > 0 && matches!(trimmed[at - 1], b'{' | b'[');
+                if !opened {
+                    depth = depth.saturating_sub(1);
+                    line(&mut out, depth);
+                }
+                out.push(byte);
+            }
+            b',' => {
+                out.push(byte);
+                line(&mut out, depth);
+            }
+            b':' => out.extend(b": "),
+            _ => out.push(byte),
+        }
+    }
+    Bytes::from(out)
+}
+
+fn status_reply(
+    accept: &Accept,
+    headers: &HeaderMap,
+    query: &[(String, String)],
+    status: &Status,
+) -> Reply {
+    let code =
+        StatusCode::from_u16(status.code.max(200)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut json = serde_json::to_vec(status).unwrap_or_default();
+    let (encoding, body) = match accept.plain() {
+        // What cannot be negotiated is written raw, and raw is indented (responsewriters.WriteRawJSON).
+        _ if code == StatusCode::NOT_ACCEPTABLE => (Encoding::Json, indented(&json)),
+        None => (Encoding::Json, indented(&json)),
+        Some(Encoding::Protobuf) => (Encoding::Protobuf, forms::status_proto(status)),
+        Some(Encoding::Yaml) => {
+            let value = serde_json::to_value(status).unwrap_or_default();
+            (Encoding::Yaml, Bytes::from(forms::to_yaml(&value)))
+        }
+        Some(Encoding::Json) if accept::pretty(headers, query) => (Encoding::Json, indented(&json)),
+        Some(Encoding::Json) => {
+            json.push(b'\n');
+            (Encoding::Json, Bytes::from(json))
+        }
+    };
+    let mut reply = reply(code, encoding.media_type(), body);
+    if code == StatusCode::FORBIDDEN {
+        reply.headers_mut().insert(
+            header::X_CONTENT_TYPE_OPTIONS,
+            HeaderValue::from_static("nosniff"),
+        );
+    }
+    if let Some(seconds) = status
+        .details
+        .as_ref()
+        .map(|details| details.retry_after_seconds)
+        .filter(|left| *left > 0)
+    {
+        reply
+            .headers_mut()
+            .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    reply
+}
+
+/// An answer with a body of a media type.
+pub(crate) fn reply(code: StatusCode, media_type: &'static str, body: Bytes) -> Reply {
+    with_body(code, media_type, Body::bytes(body))
+}
+
+pub(crate) fn with_body(code: StatusCode, media_type: &'static str, body: Body) -> Reply {
+    let mut reply = Response::new(body);
+    *reply.status_mut() = code;
+    reply
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
+    reply
+}
+
+/// Plain text as Go's `http.Error` writes it.
+pub(crate) fn text(code: StatusCode, body: impl Into<Bytes>) -> Reply {
+    let mut reply = reply(code, "text/plain; charset=utf-8", body.into());
+    reply.headers_mut().insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
+    reply
+}
+
+/// Kind (a) of 404: nobody knows the path.
+pub(crate) fn not_found() -> Reply {
+    text(StatusCode::NOT_FOUND, "404 page not found\n")
+}
+
+/// hyper's entry.
+pub(crate) async fn serve(
+    server: Arc<Server>,
+    peer: Peer,
+    request: Request<Incoming>,
+) -> Result<Reply, StreamReset> {
+    peer.wire.request_began();
+    let entry = server.log.request(&Head {
+        method: request.method().as_str(),
+        target: request
+            .uri()
+            .path_and_query()
+            .map_or("/", |target| target.as_str()),
+        version: request.version(),
+        headers: request.headers(),
+        connection: peer.wire.id,
+        client: peer.wire.client,
+        client_certificate: !peer.chain.is_empty(),
+    });
+    let guard = Guard {
+        wire: Arc::clone(&peer.wire),
+        entry: entry.clone(),
+    };
+    let actions = server.faults.take(
+        request.method().as_str(),
+        request.uri().path(),
+        request.headers(),
+    );
+    let head = request.method() == Method::HEAD;
+    let http2 = peer.wire.is_http2();
+    let wire = Arc::clone(&peer.wire);
+    let mut reply = Box::pin(answer(server, peer, request, entry.clone(), &actions)).await?;
+    if let Some(entry) = &entry {
+        entry.answered(reply.status().as_u16());
+    }
+    reply = spoil(reply, &actions);
+    if http2 {
+        let closes = reply
+            .headers_mut()
+            .remove(header::CONNECTION)
+            .is_some_and(|value| value == "close");
+        if closes || actions.contains(&Action::GoAway) {
+            wire.go_away();
+        }
+    } else if actions.contains(&Action::GoAway) {
+        reply
+            .headers_mut()
+            .insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    if head {
+        let length = http_body::Body::size_hint(reply.body())
+            .exact()
+            .unwrap_or_default();
+        // Go does not know the length of what it did not buffer (2048 bytes).
+        if length <= 2048 {
+            reply
+                .headers_mut()
+                .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        }
+        *reply.body_mut() = Body::bytes(Bytes::new());
+    }
+    Ok(reply.map(|body| body.guarded(guard)))
+}
+
+async fn answer(
+    server: Arc<Server>,
+    peer: Peer,
+    mut request: Request<Incoming>,
+    entry: Option<Arc<Entry>>,
+    actions: &[Action],
+) -> Result<Reply, StreamReset> {
+    let upgrade = request
+        .headers()
+        .contains_key(header::UPGRADE)
+        .then(|| hyper::upgrade::on(&mut request));
+    let (parts, body) = request.into_parts();
+    let query = info::query(parts.uri.query().unwrap_or_default());
+    let mut call = Call {
+        info: Info::parse(parts.method.as_str(), parts.uri.path(), &query),
+        accept: Accept::of(&parts.headers),
+        method: parts.method,
+        query,
+        headers: parts.headers,
+        user: User::default(),
+        entry,
+        peer,
+        body: Some(body),
+        upgrade,
+        server,
+    };
+    for action in actions {
+        if let Some(reply) = misbehave(&mut call, action).await? {
+            return Ok(reply);
+        }
+    }
+    let mut reply = match in_phase(&call) {
+        Some(reply) => reply,
+        None => identified(&mut call).await,
+    };
+    decorate(&call, &mut reply);
+    Ok(reply)
+}
+
+/// What a server says that is starting or stopping, whoever asks.
+fn in_phase(call: &Call) -> Option<Reply> {
+    let agent = call
+        .headers
+        .get(header::USER_AGENT)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
+    let health = ["/readyz", "/livez", "/healthz", "/metrics"];
+    let exempt = agent.starts_with("kube-apiserver/")
+        || health.iter().any(|path| call.info.path.starts_with(path));
+    match call.server.phase() {
+        Phase::Starting if !health.iter().any(|path| call.info.path.starts_with(path)) => {
+            Some(call.status(&Status::starting()))
+        }
+        Phase::Refusing if !exempt => {
+            let mut reply = text(
+                StatusCode::TOO_MANY_REQUESTS,
+                "The apiserver is shutting down, please try again later.\n",
+            );
+            reply
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
+            reply
+                .headers_mut()
+                .insert(header::CONNECTION, HeaderValue::from_static("close"));
+            Some(reply)
+        }
+        Phase::Stopping if !exempt => Some(call.status(&Status::shutting_down())),
+        _ => None,
+    }
+}
+
+async fn identified(call: &mut Call) -> Reply {
+    let authentication = call.server.authentication.load_full();
+    let websocket = upgrade::is_websocket(&call.headers);
+    let Some(user) = authentication.authenticate(&call.peer.chain, &mut call.headers, websocket)
+    else {
+        let mut reply = call.status(&Status::unauthorized());
+        close_http2(call, &mut reply);
+        return reply;
+    };
+    if let Some(entry) = &call.entry {
+        entry.authenticated(&user);
+    }
+    let anonymous = user.is_anonymous();
+    call.user = user;
+    let mut reply = match impersonate(call) {
+        Err(refused) => call.status(&refused),
+        Ok(()) => {
+            if call.info.malformed {
+                call.status(&Status::internal(
+                    "unable to determine kind and namespace from url",
+                ))
+            } else {
+                match authz::authorize(&call.server.rules.load(), &call.user, &call.info) {
+                    Err(refused) => call.status(&refused),
+                    Ok(()) => route(call).await,
+                }
+            }
+        }
+    };
+    if anonymous {
+        close_http2(call, &mut reply);
+    }
+    reply
+}
+
+/// UnauthenticatedHTTP2DOSMitigation: over HTTP/2 this becomes a GOAWAY.
+fn close_http2(call: &Call, reply: &mut Reply) {
+    if call.peer.wire.is_http2() {
+        reply
+            .headers_mut()
+            .insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+}
+
+/// Impersonate-* headers: only those who may do everything may impersonate.
+fn impersonate(call: &mut Call) -> Result<(), Status> {
+    let values = |name: &str| -> Vec<String> {
+        call.headers
+            .get_all(name)
+            .iter()
+            .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+            .collect()
+    };
+    let name = values("impersonate-user")
+        .into_iter()
+        .next()
+        .unwrap_or_default();
+    let groups = values("impersonate-group");
+    let extra: Vec<(String, String)> = call
+        .headers
+        .iter()
+        .filter_map(|(name, value)| {
+            let key = name.as_str().strip_prefix("impersonate-extra-")?;
+            let key = percent_encoding::percent_decode_str(key)
+                .decode_utf8_lossy()
+                .to_lowercase();
+            Some((key, String::from_utf8_lossy(value.as_bytes()).into_owned()))
+        })
+        .collect();
+    if name.is_empty() {
+        return if groups.is_empty() && extra.is_empty() {
+            Ok(())
+        } else {
+            Err(Status::internal(
+                "requested impersonation without impersonating a user",
+            ))
+        };
+    }
+    let may = call
+        .user
+        .groups
+        .iter()
+        .any(|group| group == "system:masters");
+    if !may {
+        let about = About {
+            group: "",
+            resource: "users",
+            name: &name,
+        };
+        let why = format!(
+            "User {:?} cannot impersonate resource \"users\" in API group \"\" at the cluster scope",
+            call.user.name
+        );
+        return Err(Status::forbidden(about, &why));
+    }
+    let mut user = User {
+        uid: values("impersonate-uid")
+            .into_iter()
+            .next()
+            .unwrap_or_default(),
+        groups,
+        name,
+        ..User::default()
+    };
+    for (key, value) in extra {
+        user.extra.entry(key).or_default().push(value);
+    }
+    if user.is_anonymous() && user.groups.is_empty() {
+        user.groups.push("system:unauthenticated".to_owned());
+    }
+    call.user = user.authenticated();
+    if let Some(entry) = &call.entry {
+        entry.impersonated(&call.user);
+    }
+    call.headers.remove("impersonate-user");
+    Ok(())
+}
+
+async fn route(call: &mut Call) -> Reply {
+    if !call.info.resource_request {
+        if let Some(reply) = discovery::answer(call).await {
+            return reply;
+        }
+        if let Some(reply) = openapi::answer(call) {
+            return reply;
+        }
+        return plain::answer(call).unwrap_or_else(not_found);
+    }
+    match objects::answer(call).await {
+        Ok(reply) => reply,
+        Err(status) => call.status(&status),
+    }
+}
+
+/// The headers that every answer of kube-apiserver has.
+fn decorate(call: &Call, reply: &mut Reply) {
+    let headers = reply.headers_mut();
+    let audit = HeaderName::from_static("audit-id");
+    let id = call
+        .headers
+        .get(&audit)
+        .cloned()
+        .or_else(|| HeaderValue::try_from(clock::request_id()).ok());
+    if let Some(id) = id {
+        headers.insert(audit, id);
+    }
+    headers
+        .entry(header::CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-cache, private"));
+    for (name, value) in [
+        ("x-kubernetes-pf-flowschema-uid", &call.server.flow_schema),
+        (
+            "x-kubernetes-pf-prioritylevel-uid",
+            &call.server.priority_level,
+        ),
+    ] {
+        if call.user.name.is_empty() {
+            // Refused before flow control looked at it.
+            break;
+        }
+        if let Ok(value) = HeaderValue::try_from(value.as_str()) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
+}
+
+/// Faults that come before the answer, or instead of it.
+async fn misbehave(call: &mut Call, action: &Action) -> Result<Option<Reply>, StreamReset> {
+    Ok(match action {
+        Action::Hang => {
+            std::future::pending::<()>().await;
+            None
+        }
+        Action::Delay(millis) => {
+            tokio::time::sleep(Duration::from_millis(*millis)).await;
+            None
+        }
+        Action::Answer {
+            code,
+            headers,
+            body,
+        } => {
+            let mut reply = Response::new(Body::bytes(body.clone()));
+            *reply.status_mut() =
+                StatusCode::from_u16(*code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            append(reply.headers_mut(), headers);
+            Some(reply)
+        }
+        Action::ShuttingDown => {
+            let mut reply = text(
+                StatusCode::TOO_MANY_REQUESTS,
+                "The apiserver is shutting down, please try again later.\n",
+            );
+            reply
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
+            reply
+                .headers_mut()
+                .insert(header::CONNECTION, HeaderValue::from_static("close"));
+            Some(reply)
+        }
+        Action::Html => Some(reply(
+            StatusCode::OK,
+            "text/html; charset=utf-8",
+            Bytes::from_static(b"<!DOCTYPE html><html><body><h1>It works!</h1></body></html>\n"),
+        )),
+        Action::Garbage => {
+            let mut bytes = vec![0_u8; 512];
+            bytes
+                .iter_mut()
+                .zip(clock::random::<512>())
+                .for_each(|(to, from)| *to = from);
+            Some(reply(
+                StatusCode::OK,
+                "application/json",
+                Bytes::from(bytes),
+            ))
+        }
+        Action::TruncatedGzip => {
+            let mut reply = reply(StatusCode::OK, "application/json", truncated_gzip());
+            reply
+                .headers_mut()
+                .insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            Some(reply)
+        }
+        Action::Huge(bytes) => Some(reply(
+            StatusCode::OK,
+            "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+            huge(*bytes),
+        )),
+        Action::ResetStream(code) => {
+            return Err(StreamReset(h2::Error::from(h2::Reason::from(*code))));
+        }
+        Action::ReadBody => {
+            if let Ok(bytes) = call.body().await {
+                tracing::debug!(bytes = bytes.len(), "Read the body at once");
+            }
+            None
+        }
+        Action::Headers(_)
+        | Action::Trailers(_)
+        | Action::HangBody(_)
+        | Action::Truncate(_)
+        | Action::Reset(_)
+        | Action::Drip { .. }
+        | Action::GoAway => None,
+    })
+}
+
+/// Faults of the answer itself.
+fn spoil(mut reply: Reply, actions: &[Action]) -> Reply {
+    for action in actions {
+        match action {
+            Action::Headers(lines) => append(reply.headers_mut(), lines),
+            Action::Trailers(lines) => {
+                let mut trailers = HeaderMap::new();
+                append(&mut trailers, lines);
+                let names: Vec<&str> = lines.iter().map(|(name, _)| name.as_str()).collect();
+                // HTTP/1.1 sends only announced trailers, and needs a chunked body for them.
+                if let Ok(names) = HeaderValue::try_from(names.join(", ")) {
+                    reply.headers_mut().insert(header::TRAILER, names);
+                }
+                reply = reply.map(|body| body.trailers(trailers));
+            }
+            Action::HangBody(after) => reply = reply.map(|body| body.ending(*after, End::Hang)),
+            Action::Truncate(after) => reply = reply.map(|body| body.ending(*after, End::Error)),
+            Action::Reset(after) => reply = reply.map(|body| body.ending(*after, End::Reset)),
+            Action::Drip { bytes, every_ms } => {
+                reply = reply.map(|body| body.paced(*bytes, Duration::from_millis(*every_ms)));
+            }
+            _ => {}
+        }
+    }
+    reply
+}
+
+fn append(headers: &mut HeaderMap, lines: &[(String, String)]) {
+    for (name, value) in lines {
+        match (
+            HeaderName::try_from(name.as_str()),
+            HeaderValue::try_from(value.as_str()),
+        ) {
+            (Ok(name), Ok(value)) => {
+                headers.append(name, value);
+            }
+            _ => tracing::warn!(name, "This header line cannot be sent"),
+        }
+    }
+}
+
+fn truncated_gzip() -> Bytes {
+    use std::io::Write as _;
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    // Writing to a Vec cannot fail.
+    drop(encoder.write_all(&clock::random::<4096>()));
+    let whole = encoder.finish().unwrap_or_default();
+    Bytes::from(whole[..whole.len() / 2].to_vec())
+}
+
+fn huge(bytes: u64) -> Bytes {
+    let mut out = String::from(
+        r#"{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","metadata":{},"items":["#,
+    );
+    let mut at = 0_u64;
+    while (out.len() as u64) < bytes {
+        if at > 0 {
+            out.push(',');
+        }
+        out.push_str(r#"{"metadata":{"name":"g"#);
+        out.push_str(&at.to_string());
+        out.push_str(r#".example.com"},"versions":[{"version":"v1","resources":[{"resource":"things","responseKind":{"group":"","version":"","kind":"Thing"},"scope":"Namespaced","singularResource":"thing","verbs":["get","list"]}],"freshness":"Current"}]}"#);
+        at += 1;
+    }
+    out.push_str("]}\n");
+    Bytes::from(out)
+}
