@@ -170,13 +170,9 @@ impl Presented {
         self.error().map_or(Caller::Anonymous, Caller::Rejected)
     }
 
-    /// Why the certificate yielded no user when [`Presented::caller`] was last asked, token or not: to be counted.
+    /// Why the certificate yielded no identity, if [`Presented::caller`] just said `Token` or `Rejected`: to be counted.
     pub fn fault(&self) -> Option<Reason> {
-        let verdict = self.verdict.as_ref()?;
-        match (&verdict.front_proxy, &verdict.user) {
-            (_, Step::Yes(_)) | (Step::Yes(()), _) => None,
-            _ => self.error(),
-        }
+        self.error()
     }
 
     /// The subject for logs; the certificate may be anybody's, so print it escaped (`{:?}`).

@@ -374,12 +374,27 @@ impl Visit {
         let shared = &self.thread.shared;
         match self.presented.borrow_mut().as_mut() {
             None => identity::without_certificate(request.headers()),
-            Some(presented) => presented.caller(
-                request.headers(),
-                &shared.tls.current().authorities,
-                &shared.config.request_headers,
-                SystemTime::now(),
-            ),
+            Some(presented) => {
+                let caller = presented.caller(
+                    request.headers(),
+                    &shared.tls.current().authorities,
+                    &shared.config.request_headers,
+                    SystemTime::now(),
+                );
+                if matches!(caller, Caller::Token | Caller::Rejected(_))
+                    && let Some(reason) = presented.fault()
+                {
+                    shared.metrics.certificate(reason);
+                    tracing::info!(
+                        client = %self.client,
+                        reason = reason.as_str(),
+                        subject = ?presented.subject(),
+                        token = matches!(caller, Caller::Token),
+                        "Certificate without identity"
+                    );
+                }
+                caller
+            }
         }
     }
 
@@ -390,10 +405,7 @@ impl Visit {
             Caller::User(_) => AskerKind::User,
             Caller::Token => AskerKind::Token,
             Caller::Anonymous => AskerKind::Anonymous,
-            Caller::Rejected(reason) => {
-                tracing::info!(client = %self.client, reason = reason.as_str(), "Certificate without identity");
-                return None;
-            }
+            Caller::Rejected(_) => return None,
         };
         Some(Asker {
             kind,

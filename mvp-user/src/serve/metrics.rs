@@ -12,6 +12,7 @@ use prometheus_client::{
 use crate::{
     accept::RawReason,
     api::ServerId,
+    identity::Reason,
     reply::{Refusal, Side},
     request_info::RequestInfo,
     route::Outcome,
@@ -24,6 +25,7 @@ pub struct Metrics {
     local: Answers,
     peer: Answers,
     refused: Family<RefusedLabels, Counter>,
+    certificates: Family<CertificateLabels, Counter>,
     rerouted: Family<ReroutedLabels, Counter>,
     peer_errors: Family<PeerErrorLabels, Counter>,
     again: Counter,
@@ -42,6 +44,11 @@ struct Answers([Counter; 5]);
 struct RefusedLabels {
     reason: &'static str,
     side: &'static str,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct CertificateLabels {
+    reason: &'static str,
 }
 
 /// kube-apiserver's own labels (`apiserver_rerouted_request_total`).
@@ -94,6 +101,11 @@ impl Metrics {
             "mvp_refused",
             "Requests answered by mvp itself",
             self.refused.clone(),
+        );
+        registry.register(
+            "mvp_certificates_without_identity",
+            "Requests with a client certificate that yields no identity; without a token they are refused",
+            self.certificates.clone(),
         );
         registry.register(
             "apiserver_rerouted_request",
@@ -166,6 +178,14 @@ impl Metrics {
                     Side::Peer => "peer",
                     Side::Proxy => "proxy",
                 },
+            })
+            .inc();
+    }
+
+    pub(super) fn certificate(&self, reason: Reason) {
+        self.certificates
+            .get_or_create(&CertificateLabels {
+                reason: reason.as_str(),
             })
             .inc();
     }
