@@ -26,6 +26,7 @@ mod answer;
 mod legacy;
 pub mod merge;
 mod negotiate;
+mod openapi;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +34,8 @@ use aggregated::{Aggregated, Base, Key, Own};
 use answer::{Authorised, Client};
 use legacy::LegacyCache;
 use negotiate::Wanted;
+pub use openapi::{Done, Fetch, FetchRequest, Fetched};
+use openapi::{OpenApi, OpenPlan, Trouble};
 
 /// All that is kept between requests. One per process; every thread uses it.
 #[derive(Debug)]
@@ -41,6 +44,7 @@ pub struct Discovery {
     local_down: LocalDown,
     aggregated: Aggregated,
     legacy: LegacyCache,
+    openapi: OpenApi,
     /// What happened, for metrics and tests.
     pub counters: Counters,
 }
@@ -52,6 +56,7 @@ pub struct Counters {
     hits: AtomicU64,
     parses: AtomicU64,
     unreadable: AtomicU64,
+    openapi_fallbacks: AtomicU64,
 }
 
 /// How an answer is to be completed; made from the request before it is sent.
@@ -67,6 +72,7 @@ pub struct Plan {
     pretty: bool,
     /// The server's own document that its 304 would be about.
     base: Option<Arc<Base>>,
+    openapi: Option<OpenPlan>,
 }
 
 /// What is asked for.
@@ -76,6 +82,7 @@ enum Document {
     Apis,
     Group(Box<str>),
     Version(GroupVersion),
+    OpenApi,
 }
 
 impl Discovery {
@@ -86,8 +93,16 @@ impl Discovery {
             local_down,
             aggregated: Aggregated::default(),
             legacy: LegacyCache::default(),
+            openapi: OpenApi::default(),
             counters: Counters::default(),
         }
+    }
+
+    /// Completes OpenAPI too, with other servers' documents fetched by `fetch`; without it OpenAPI is relayed as it is.
+    #[must_use]
+    pub fn with_fetch(self, fetch: Arc<dyn Fetch>) -> Self {
+        self.openapi.set_fetch(fetch);
+        self
     }
 
     /// Looks at a request before it goes to `server`; `None` if the answer is to be relayed untouched: another kind of
@@ -108,11 +123,14 @@ impl Discovery {
         if asker.kind == AskerKind::FrontProxy || asker.marker || asker.decided {
             return None;
         }
+        if let Class::OpenApi(kind) = info.class() {
+            return self.prepare_openapi(info, kind, server, request);
+        }
         let pretty = negotiate::is_pretty(request.headers(), request.uri().query());
         let headers = request.headers_mut();
         let wanted = match document {
             Document::Api | Document::Apis => negotiate::aggregated(headers),
-            Document::Group(_) | Document::Version(_) => Vec::new(),
+            Document::Group(_) | Document::Version(_) | Document::OpenApi => Vec::new(),
         };
         if wanted.first().is_some_and(|wanted| wanted.nopeer) {
             return None;
@@ -157,6 +175,37 @@ impl Discovery {
             wanted,
             pretty,
             base,
+            openapi: None,
+        })
+    }
+
+    fn prepare_openapi<B>(
+        &self,
+        info: &RequestInfo,
+        kind: OpenApiPath,
+        server: &Server,
+        request: &mut Request<B>,
+    ) -> Option<Plan> {
+        if *request.method() != Method::GET {
+            return None;
+        }
+        let gzip = negotiate::takes_gzip(request.headers());
+        let if_none_match = request.headers().get(header::IF_NONE_MATCH).cloned();
+        let openapi = self
+            .openapi
+            .prepare(info, kind, &self.table, server, request)?;
+        Some(Plan {
+            document: Document::OpenApi,
+            authority: server.id,
+            client: Client {
+                if_none_match,
+                gzip,
+                head: false,
+            },
+            wanted: Vec::new(),
+            pretty: false,
+            base: None,
+            openapi: Some(openapi),
         })
     }
 
@@ -175,9 +224,15 @@ impl Discovery {
             Ok(answer) => answer,
             Err(other) => return other,
         };
+        if let Some(openapi) = &plan.openapi {
+            return self
+                .openapi
+                .complete(&plan, openapi, &self.table, from.id, answer, &self.counters)
+                .await;
+        }
         let aggregated = match &plan.document {
             Document::Api | Document::Apis => form_of(&plan, &answer),
-            Document::Group(_) | Document::Version(_) => None,
+            Document::Group(_) | Document::Version(_) | Document::OpenApi => None,
         };
         if let Some(form) = aggregated {
             let core = plan.document == Document::Api;
@@ -237,10 +292,8 @@ impl Document {
                     group_version.version,
                 )))
             }
-            Class::OpenApi(OpenApiPath::V2 | OpenApiPath::V3Index | OpenApiPath::V3Document)
-            | Class::Resource
-            | Class::LocalOnly
-            | Class::Other => None,
+            Class::OpenApi(_) => Some(Self::OpenApi),
+            Class::Resource | Class::LocalOnly | Class::Other => None,
         }
     }
 }
@@ -264,6 +317,19 @@ impl Counters {
     /// Answers that could not be completed because they could not be read.
     pub fn unreadable_answers(&self) -> u64 {
         self.unreadable.load(Ordering::Relaxed)
+    }
+
+    /// OpenAPI answers that went out as they were although something was missing.
+    pub fn openapi_fallbacks(&self) -> u64 {
+        self.openapi_fallbacks.load(Ordering::Relaxed)
+    }
+
+    fn openapi_fallback(&self, server: ServerId, trouble: &Trouble) {
+        if self.openapi_fallbacks.fetch_add(1, Ordering::Relaxed) == 0 {
+            tracing::warn!(%server, %trouble, "OpenAPI answer relayed without completion");
+        } else {
+            tracing::debug!(%server, %trouble, "OpenAPI answer relayed without completion");
+        }
     }
 
     fn build(&self) {

@@ -82,6 +82,10 @@ impl Authorised {
         self.parts.headers.get(header::ETAG)
     }
 
+    pub(super) fn content_type(&self) -> Option<&HeaderValue> {
+        self.parts.headers.get(header::CONTENT_TYPE)
+    }
+
     /// The plain body, at most `limit` bytes of it. Whatever happens but [`Unread::Broken`], [`Self::relay`] still gives
     /// the server's answer.
     pub(super) async fn read(&mut self, limit: usize) -> Result<Bytes, Unread> {
@@ -127,6 +131,32 @@ impl Authorised {
     /// Nothing can be relayed.
     pub(super) fn broken(self) -> Response<Body> {
         refuse(Refusal::Unreachable(self.side))
+    }
+
+    /// The document is elsewhere: it has another hash by now.
+    pub(super) fn redirect(mut self, location: &str) -> Response<Body> {
+        let Ok(to) = HeaderValue::try_from(location) else {
+            return self.broken();
+        };
+        for name in [
+            header::CONTENT_ENCODING,
+            header::TRANSFER_ENCODING,
+            header::ETAG,
+            header::ACCEPT_RANGES,
+            header::LAST_MODIFIED,
+        ] {
+            self.parts.headers.remove(name);
+        }
+        let body = format!("<a href=\"{location}\">Moved Permanently</a>.\n\n");
+        let headers = &mut self.parts.headers;
+        headers.insert(header::LOCATION, to);
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("text/html; charset=utf-8"),
+        );
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+        self.parts.status = StatusCode::MOVED_PERMANENTLY;
+        Response::from_parts(self.parts, Body::full(body))
     }
 
     /// The server's headers around the completed document.

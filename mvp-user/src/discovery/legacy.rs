@@ -72,7 +72,7 @@ impl LegacyCache {
         let core = match &plan.document {
             Document::Api => true,
             Document::Version(group_version) => group_version.group.is_empty(),
-            Document::Apis | Document::Group(_) => false,
+            Document::Apis | Document::Group(_) | Document::OpenApi => false,
         };
         let input = match answer.read(MAX_DOCUMENT).await {
             Ok(input) => input,

@@ -1,0 +1,618 @@
+//! Completes OpenAPI: the v3 index and documents, and v2, in JSON and protobuf (design 6).
+//!
+//! A kind is described by the server that requests for it go to: what the answering server serves, it describes itself;
+//! the rest is taken from the first other server that is up. New kinds are thus explained through an old node, new fields
+//! of a kind that it serves are not: it would not store them. Documents that need nothing from others are not touched.
+//! Whatever goes wrong with other servers' documents, the server's own answer goes out as it is.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use dashmap::DashMap;
+use http::{HeaderValue, Request, Response, StatusCode, Uri, header, uri::PathAndQuery};
+use tokio::time::timeout;
+
+use super::{
+    Counters, Plan,
+    aggregated::{Inputs, Others},
+    answer::{Authorised, Completion, Unread, compress},
+};
+use crate::{
+    api::{GroupVersion, ServerId, wire::decompress},
+    body::Body,
+    request_info::{OpenApiPath, RequestInfo},
+    table::{Server, Table},
+};
+
+#[cfg(test)]
+mod archive;
+mod format;
+mod index;
+mod library;
+mod missing;
+mod spec;
+#[cfg(test)]
+mod tests;
+mod wireformat;
+
+use format::{Dialect, Format};
+use index::{Index, completed_hash, name_of};
+pub use library::{Done, Fetch, FetchRequest, Fetched};
+use library::{Library, MAX_DOCUMENT, Stored};
+use missing::{Contributor, Missing};
+use spec::{SpecError, graft};
+
+/// How long a client waits for other servers' documents and for the merge before it gets the server's own answer.
+const WITHIN: Duration = Duration::from_secs(2);
+/// Kept results: group-versions that differ, in two representations.
+const MAX_KEPT: usize = 1024;
+/// Clients keep a document with a hash in its URL as kube-apiserver tells them to.
+const IMMUTABLE: HeaderValue = HeaderValue::from_static("public, immutable");
+
+/// What is kept between requests.
+#[derive(Debug, Default)]
+pub(super) struct OpenApi {
+    fetch: std::sync::OnceLock<Arc<dyn Fetch>>,
+    library: Library,
+    missing: DashMap<ServerId, Arc<(Inputs, Arc<Missing>)>>,
+    merged: Arc<DashMap<(ServerId, String, Format), Arc<Merged>>>,
+    /// The same by what the client accepts: what a 304 to such a request would be about.
+    recent: DashMap<(ServerId, String, HeaderValue), Arc<Merged>>,
+    indices: DashMap<ServerId, Arc<DoneIndex>>,
+    /// One merge at a time, in one blocking thread.
+    merging: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// How an OpenAPI answer is to be completed.
+#[derive(Debug)]
+pub(super) struct OpenPlan {
+    kind: OpenApiPath,
+    /// Path of the document.
+    path: String,
+    group_version: Option<GroupVersion>,
+    /// The hash that the client believes it to have.
+    hash: Option<String>,
+    accept: HeaderValue,
+    missing: Arc<Missing>,
+    merged: Option<Arc<Merged>>,
+}
+
+/// A completed document.
+#[derive(Debug)]
+struct Merged {
+    base_etag: HeaderValue,
+    hash: String,
+    missing: Arc<Missing>,
+    content_type: HeaderValue,
+    /// Compressed if it is large enough.
+    bytes: Bytes,
+    gzip: bool,
+}
+
+/// A completed index and what it was made of.
+#[derive(Debug)]
+struct DoneIndex {
+    input: Bytes,
+    missing: Arc<Missing>,
+    stored: Vec<Arc<Stored>>,
+    output: Bytes,
+}
+
+impl OpenApi {
+    /// Documents of other servers are fetched with this from now on.
+    pub(super) fn set_fetch(&self, fetch: Arc<dyn Fetch>) {
+        // The first one stays; the daemon sets one.
+        let _second = self.fetch.set(fetch);
+    }
+
+    /// As [`super::Discovery::prepare`]: `None` if the document needs nothing from others.
+    pub(super) fn prepare<B>(
+        &self,
+        info: &RequestInfo,
+        kind: OpenApiPath,
+        table: &Table,
+        server: &Server,
+        request: &mut Request<B>,
+    ) -> Option<OpenPlan> {
+        self.fetch.get()?;
+        let missing = self.missing(table, server.id)?;
+        let path = info.path().to_owned();
+        let mut group_version = None;
+        if kind == OpenApiPath::V3Document {
+            let asked = info.group_version()?;
+            if path.strip_prefix("/openapi/v3/") != Some(&name_of(asked)) {
+                return None;
+            }
+            if !missing.versions().any(|known| known == asked) {
+                return None;
+            }
+            group_version = Some(GroupVersion::new(asked.group, asked.version));
+        }
+        let hash = if kind == OpenApiPath::V3Document {
+            take_hash(request.uri_mut())?
+        } else {
+            None
+        };
+        let headers = request.headers_mut();
+        for name in [
+            header::IF_MODIFIED_SINCE,
+            header::IF_UNMODIFIED_SINCE,
+            header::IF_MATCH,
+            header::IF_RANGE,
+            header::RANGE,
+            header::ACCEPT_ENCODING,
+        ] {
+            headers.remove(name);
+        }
+        let accept = headers
+            .get(header::ACCEPT)
+            .cloned()
+            .unwrap_or_else(|| HeaderValue::from_static(""));
+        let merged = self
+            .recent
+            .get(&(server.id, path.clone(), accept.clone()))
+            .map(|merged| Arc::clone(&*merged))
+            .filter(|merged| Arc::ptr_eq(&merged.missing, &missing));
+        if let Some(merged) = &merged {
+            headers.insert(header::IF_NONE_MATCH, merged.base_etag.clone());
+        }
+        Some(OpenPlan {
+            kind,
+            path,
+            group_version,
+            hash,
+            accept,
+            missing,
+            merged,
+        })
+    }
+
+    /// What others add to this server; `None` if nothing.
+    fn missing(&self, table: &Table, server: ServerId) -> Option<Arc<Missing>> {
+        let catalogue = table.catalogue(server)?;
+        let others = Others::of(table, server);
+        let inputs = others.inputs(&HeaderValue::from(catalogue.generation));
+        let known = self.missing.get(&server).map(|known| Arc::clone(&*known));
+        let known = match known.filter(|known| known.0 == inputs) {
+            Some(known) => known,
+            None => {
+                let missing = Arc::new(Missing::of(&catalogue.documents, &others));
+                let known = Arc::new((inputs, missing));
+                self.missing.insert(server, Arc::clone(&known));
+                self.sweep(table);
+                known
+            }
+        };
+        (!known.1.is_empty()).then(|| Arc::clone(&known.1))
+    }
+
+    /// Forgets what belongs to servers that are no more.
+    fn sweep(&self, table: &Table) {
+        let members = table.members();
+        let is_member =
+            |id: ServerId| id == members.local.id || members.peers.iter().any(|peer| peer.id == id);
+        self.library.retain(is_member);
+        self.missing.retain(|id, _| is_member(*id));
+        self.indices.retain(|id, _| is_member(*id));
+        self.merged.retain(|(id, ..), _| is_member(*id));
+        self.recent.retain(|(id, ..), _| is_member(*id));
+        if self.merged.len() > MAX_KEPT {
+            self.merged.clear();
+        }
+        if self.recent.len() > MAX_KEPT {
+            self.recent.clear();
+        }
+    }
+
+    /// As [`super::Discovery::complete`].
+    pub(super) async fn complete(
+        &self,
+        plan: &Plan,
+        open: &OpenPlan,
+        table: &Table,
+        from: ServerId,
+        mut answer: Authorised,
+        counters: &Counters,
+    ) -> Response<Body> {
+        let completed = match open.kind {
+            OpenApiPath::V3Index => self.complete_index(open, table, from, &mut answer).await,
+            OpenApiPath::V2 | OpenApiPath::V3Document => {
+                self.complete_document(open, table, from, &mut answer, counters)
+                    .await
+            }
+        };
+        match completed {
+            Ok(Outcome::Own { hash }) if open.hash.is_some() && open.hash == hash => {
+                immutable(answer.relay())
+            }
+            Ok(Outcome::Own { .. }) => answer.relay(),
+            Ok(Outcome::Merged(merged)) => self.respond(plan, open, from, answer, &merged).await,
+            Ok(Outcome::Index { bytes }) => {
+                let content_type = answer
+                    .content_type()
+                    .cloned()
+                    .unwrap_or_else(|| HeaderValue::from_static("application/json"));
+                answer.complete(
+                    &plan.client,
+                    Completion {
+                        bytes,
+                        gzip: None,
+                        content_type,
+                        etag: None,
+                    },
+                )
+            }
+            Err(Trouble::Broken) => answer.broken(),
+            Err(trouble) => {
+                counters.openapi_fallback(from, &trouble);
+                match (&open.merged, answer.is_unchanged()) {
+                    // The server's own answer has no body: what was completed last is the best there is.
+                    (Some(merged), true) => self.respond(plan, open, from, answer, merged).await,
+                    _ => answer.relay(),
+                }
+            }
+        }
+    }
+
+    async fn complete_index(
+        &self,
+        open: &OpenPlan,
+        table: &Table,
+        from: ServerId,
+        answer: &mut Authorised,
+    ) -> Result<Outcome, Trouble> {
+        let input = answer.read(MAX_DOCUMENT).await?;
+        let contributors = open.missing.contributors(None);
+        let shelf = timeout(
+            WITHIN,
+            self.gather(table, &contributors, "/openapi/v3", "application/json"),
+        )
+        .await
+        .map_err(|_elapsed| Trouble::Late)??;
+        let stored: Vec<Arc<Stored>> = shelf.iter().map(|(_, stored)| Arc::clone(stored)).collect();
+        if let Some(done) = self.indices.get(&from)
+            && done.input == input
+            && Arc::ptr_eq(&done.missing, &open.missing)
+            && done.stored.len() == stored.len()
+            && done
+                .stored
+                .iter()
+                .zip(&stored)
+                .all(|(a, b)| Arc::ptr_eq(a, b))
+        {
+            return Ok(Outcome::Index {
+                bytes: done.output.clone(),
+            });
+        }
+        let own: Index = serde_json::from_slice(&input).map_err(SpecError::Json)?;
+        let mut others = Vec::new();
+        for (contributor, stored) in &shelf {
+            // One bad index does not spoil the others.
+            if let Some(bytes) = stored.plain()
+                && let Ok(index) = serde_json::from_slice::<Index>(&bytes)
+            {
+                others.push((contributor.server, contributor.live, index));
+            }
+        }
+        let versions: Vec<(String, Vec<Contributor>)> = open
+            .missing
+            .versions()
+            .map(|group_version| {
+                (
+                    name_of(group_version),
+                    open.missing.contributors(Some(group_version)),
+                )
+            })
+            .collect();
+        let completed = index::complete(&own, &others, &versions);
+        let output = Bytes::from(serde_json::to_vec(&completed).map_err(SpecError::Json)?);
+        let done = DoneIndex {
+            input,
+            missing: Arc::clone(&open.missing),
+            stored,
+            output: output.clone(),
+        };
+        self.indices.insert(from, Arc::new(done));
+        Ok(Outcome::Index { bytes: output })
+    }
+
+    async fn complete_document(
+        &self,
+        open: &OpenPlan,
+        table: &Table,
+        from: ServerId,
+        answer: &mut Authorised,
+        counters: &Counters,
+    ) -> Result<Outcome, Trouble> {
+        let dialect = if open.kind == OpenApiPath::V2 {
+            Dialect::V2
+        } else {
+            Dialect::V3
+        };
+        let content_type = match (&open.merged, answer.is_unchanged()) {
+            (Some(merged), true) => merged.content_type.clone(),
+            _ => answer.content_type().cloned().ok_or(Trouble::Unknown)?,
+        };
+        let format = content_type
+            .to_str()
+            .ok()
+            .and_then(|content_type| Format::of(dialect, content_type))
+            .ok_or(Trouble::Unknown)?;
+        let base_etag = answer.etag().cloned().ok_or(Trouble::Unknown)?;
+        let own = hash_of(&base_etag);
+        let contributors = open
+            .missing
+            .contributors(open.group_version.as_ref().map(GroupVersion::as_ref));
+        timeout(WITHIN, async {
+            let shelf = self
+                .gather(table, &contributors, &open.path, format.accept())
+                .await?;
+            let hash = completed_hash(
+                &own,
+                shelf
+                    .iter()
+                    .filter(|(_, stored)| stored.exists())
+                    .map(|(contributor, stored)| {
+                        (
+                            *contributor,
+                            stored.etag.as_ref().map_or("", |etag| {
+                                etag.to_str().unwrap_or_default().trim_matches('"')
+                            }),
+                        )
+                    }),
+            );
+            let Some(hash) = hash else {
+                return if answer.is_unchanged() {
+                    Err(Trouble::Unknown)
+                } else {
+                    Ok(Outcome::Own { hash: Some(own) })
+                };
+            };
+            let key = (from, open.path.clone(), format);
+            let current = || {
+                let merged = self.merged.get(&key).map(|merged| Arc::clone(&*merged))?;
+                (merged.hash == hash).then_some(merged)
+            };
+            if let Some(merged) = current() {
+                counters.hit();
+                return Ok(Outcome::Merged(merged));
+            }
+            if answer.is_unchanged() {
+                return Err(Trouble::Unknown);
+            }
+            let base = answer.read(MAX_DOCUMENT).await?;
+            let merging = Arc::clone(&self.merging).lock_owned().await;
+            if let Some(merged) = current() {
+                counters.hit();
+                return Ok(Outcome::Merged(merged));
+            }
+            counters.build();
+            let parts: Vec<(Contributor, Arc<Stored>)> = shelf
+                .into_iter()
+                .map(|(contributor, stored)| (contributor.clone(), stored))
+                .collect();
+            let (cache, missing) = (Arc::clone(&self.merged), Arc::clone(&open.missing));
+            // Runs to its end even if nobody waits any more, so that the next one finds it.
+            let built = tokio::task::spawn_blocking(move || {
+                let _one_at_a_time = merging;
+                let document = merge(format, &base, &parts)?;
+                drop(base);
+                let (bytes, gzip) = match compress(&document) {
+                    Some(compressed) => (compressed, true),
+                    None => (document.into(), false),
+                };
+                let merged = Arc::new(Merged {
+                    base_etag,
+                    hash,
+                    missing,
+                    content_type,
+                    bytes,
+                    gzip,
+                });
+                cache.insert(key, Arc::clone(&merged));
+                for (_, stored) in &parts {
+                    stored.shrink();
+                }
+                Ok::<_, SpecError>(merged)
+            });
+            Ok(Outcome::Merged(
+                built.await.map_err(|_join| Trouble::Unknown)??,
+            ))
+        })
+        .await
+        .map_err(|_elapsed| Trouble::Late)?
+    }
+
+    /// The contributors' documents. Servers that cannot be asked and whose document is not here add nothing.
+    async fn gather<'a>(
+        &self,
+        table: &Table,
+        contributors: &'a [Contributor],
+        path: &str,
+        accept: &'static str,
+    ) -> Result<Vec<(&'a Contributor, Arc<Stored>)>, Trouble> {
+        let fetch = self.fetch.get().ok_or(Trouble::Unknown)?;
+        let members = table.members().clone();
+        let all = contributors.iter().map(async |contributor| {
+            let server = std::iter::once(&members.local)
+                .chain(members.peers.iter())
+                .find(|server| server.id == contributor.server);
+            let Some(server) = server else {
+                return Ok(None);
+            };
+            let of = (contributor.generation, contributor.live);
+            match self
+                .library
+                .get(fetch.as_ref(), server, of, path, accept)
+                .await
+            {
+                Some(stored) => Ok(Some((contributor, stored))),
+                None if contributor.live => Err(Trouble::Unfetched),
+                None => Ok(None),
+            }
+        });
+        let gathered = futures_util::future::try_join_all(all).await?;
+        Ok(gathered.into_iter().flatten().collect())
+    }
+
+    /// The completed document, judged by the hash that the client named (`handler3.HandleGroupVersion` of kube-openapi).
+    async fn respond(
+        &self,
+        plan: &Plan,
+        open: &OpenPlan,
+        from: ServerId,
+        answer: Authorised,
+        merged: &Arc<Merged>,
+    ) -> Response<Body> {
+        self.recent.insert(
+            (from, open.path.clone(), open.accept.clone()),
+            Arc::clone(merged),
+        );
+        if open.hash.as_ref().is_some_and(|hash| *hash != merged.hash) {
+            return answer.redirect(&format!("{}?hash={}", open.path, merged.hash));
+        }
+        let etag = HeaderValue::try_from(format!("\"{}\"", merged.hash)).ok();
+        let plain = if merged.gzip && !plan.client.gzip && plan.client.if_none_match != etag {
+            let compressed = merged.bytes.clone();
+            let plain = tokio::task::spawn_blocking(move || {
+                decompress(Some("gzip"), &compressed, 2 * MAX_DOCUMENT)
+            })
+            .await;
+            match plain {
+                Ok(Ok(plain)) => Bytes::from(plain),
+                _ => return answer.broken(),
+            }
+        } else {
+            merged.bytes.clone()
+        };
+        let gzip = merged.gzip.then(|| merged.bytes.clone());
+        let content_type = merged.content_type.clone();
+        let response = answer.complete(
+            &plan.client,
+            Completion {
+                bytes: plain,
+                gzip,
+                content_type,
+                etag,
+            },
+        );
+        if open.hash.is_some() {
+            immutable(response)
+        } else {
+            response
+        }
+    }
+}
+
+/// What became of an answer.
+enum Outcome {
+    /// Nobody adds anything; its own hash.
+    Own {
+        hash: Option<String>,
+    },
+    Merged(Arc<Merged>),
+    Index {
+        bytes: Bytes,
+    },
+}
+
+/// Why an answer goes out as it is.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Trouble {
+    #[error("it broke off")]
+    Broken,
+    #[error("another server's document could not be fetched")]
+    Unfetched,
+    #[error("the completed document is not there in time")]
+    Late,
+    #[error("it is not in a form that can be completed")]
+    Unknown,
+    #[error(transparent)]
+    Unreadable(#[from] crate::api::wire::WireError),
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+}
+
+impl From<Unread> for Trouble {
+    fn from(unread: Unread) -> Self {
+        match unread {
+            Unread::Broken => Self::Broken,
+            Unread::Opaque(error) => Self::Unreadable(error),
+        }
+    }
+}
+
+/// The document completed from all that could be read.
+fn merge(
+    format: Format,
+    base: &Bytes,
+    parts: &[(Contributor, Arc<Stored>)],
+) -> Result<Vec<u8>, SpecError> {
+    let plain: Vec<(&Contributor, Bytes)> = parts
+        .iter()
+        .filter_map(|(contributor, stored)| Some((contributor, stored.plain()?)))
+        .collect();
+    let mut doc = format.parse(base)?;
+    for (contributor, bytes) in &plain {
+        // One bad document does not spoil the others.
+        let grafted = format
+            .parse(bytes)
+            .and_then(|other| graft(format, &mut doc, &other, |path| contributor.wants(path)));
+        if let Err(error) = grafted {
+            tracing::warn!(server = %contributor.server, %error, "OpenAPI document left out");
+        }
+    }
+    Ok(format.write(&doc))
+}
+
+/// Takes `hash=` out of the query; it is about the completed document. `None` if the URI cannot be written again.
+fn take_hash(uri: &mut Uri) -> Option<Option<String>> {
+    let Some(query) = uri.query() else {
+        return Some(None);
+    };
+    let mut hash = None;
+    let kept: Vec<&str> = query
+        .split('&')
+        .filter(|pair| match pair.split_once('=') {
+            Some(("hash", value)) => {
+                // As Go's `Query().Get`: the first one, and an empty one is none.
+                hash.get_or_insert_with(|| value.to_owned());
+                false
+            }
+            _ => *pair != "hash",
+        })
+        .collect();
+    let path = uri.path();
+    let rest = if kept.is_empty() {
+        path.to_owned()
+    } else {
+        format!("{path}?{}", kept.join("&"))
+    };
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(PathAndQuery::try_from(rest).ok()?);
+    *uri = Uri::from_parts(parts).ok()?;
+    Some(hash.filter(|hash: &String| !hash.is_empty()))
+}
+
+fn hash_of(etag: &HeaderValue) -> String {
+    etag.to_str()
+        .unwrap_or_default()
+        .trim_matches('"')
+        .to_owned()
+}
+
+/// kube-apiserver's headers for a document asked for by its hash.
+fn immutable(mut response: Response<Body>) -> Response<Body> {
+    if !matches!(response.status(), StatusCode::OK | StatusCode::NOT_MODIFIED) {
+        return response;
+    }
+    response
+        .headers_mut()
+        .insert(header::CACHE_CONTROL, IMMUTABLE);
+    let year = std::time::SystemTime::now() + Duration::from_secs(365 * 24 * 3600);
+    // RFC 1123 ends in GMT where Go writes UTC; readers take both.
+    if let Ok(date) = HeaderValue::try_from(httpdate::fmt_http_date(year)) {
+        response.headers_mut().insert(header::EXPIRES, date);
+    }
+    response
+}

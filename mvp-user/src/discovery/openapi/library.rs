@@ -1,0 +1,258 @@
+//! OpenAPI documents of other servers: fetched when somebody needs them after a change, conditionally, once for all who
+//! wait, and kept until the next change. The last good one is kept through failures.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use dashmap::DashMap;
+use http::{HeaderValue, StatusCode};
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    api::{ServerId, wire::decompress},
+    table::Server,
+};
+
+/// Bound on one document, compressed and not (design 6).
+pub(super) const MAX_DOCUMENT: usize = 64 << 20;
+/// After a failure the server is left alone for this long.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+/// Kept documents; a cluster has some hundred group-versions in two representations.
+const MAX_SHELVES: usize = 4096;
+
+/// A GET that the side room is to make, with mvp's own identity.
+#[derive(Debug)]
+pub struct FetchRequest {
+    /// Path; no query.
+    pub path: String,
+    /// Accept.
+    pub accept: &'static str,
+    /// What is here already.
+    pub if_none_match: Option<HeaderValue>,
+    /// Bound on the body in bytes.
+    pub limit: usize,
+}
+
+/// The answer; any status.
+#[derive(Debug)]
+pub struct Fetched {
+    /// Status.
+    pub status: StatusCode,
+    /// Headers.
+    pub headers: http::HeaderMap,
+    /// The body as it came, at most the limit.
+    pub body: Bytes,
+}
+
+/// Takes the outcome of a fetch.
+pub type Done = Box<dyn FnOnce(Result<Fetched, String>) + Send>;
+
+/// Fetches documents of other servers. Runs each request to its end, whoever still waits for it, and calls `done` once.
+pub trait Fetch: Send + Sync + std::fmt::Debug {
+    /// Begins to fetch; must not block.
+    fn fetch(&self, server: Arc<Server>, request: FetchRequest, done: Done);
+}
+
+/// A document of another server.
+#[derive(Debug)]
+pub(super) struct Stored {
+    pub(super) etag: Option<HeaderValue>,
+    /// `None`: the server has no such document.
+    body: Mutex<Option<Kept>>,
+}
+
+#[derive(Clone, Debug)]
+struct Kept {
+    bytes: Bytes,
+    gzip: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct State {
+    stored: Option<Arc<Stored>>,
+    /// Generation of the server's catalogue that it is of.
+    generation: u64,
+    fetching: bool,
+    failed: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Library {
+    shelves: DashMap<(ServerId, String, &'static str), Arc<watch::Sender<State>>>,
+}
+
+impl Library {
+    /// The server's document as of this generation of its catalogue. `None` if it cannot be had now.
+    pub(super) async fn get(
+        &self,
+        fetch: &dyn Fetch,
+        server: &Arc<Server>,
+        (generation, live): (u64, bool),
+        path: &str,
+        accept: &'static str,
+    ) -> Option<Arc<Stored>> {
+        if self.shelves.len() >= MAX_SHELVES {
+            self.shelves.clear();
+        }
+        let shelf = Arc::clone(
+            &*self
+                .shelves
+                .entry((server.id, path.to_owned(), accept))
+                .or_default(),
+        );
+        let mut state = shelf.subscribe();
+        loop {
+            let now = state.borrow_and_update().clone();
+            if now.stored.is_some() && (now.generation == generation || !live) {
+                return now.stored;
+            }
+            let lately = now
+                .failed
+                .is_some_and(|failed| failed.elapsed() < RETRY_AFTER);
+            if !live || lately && !now.fetching {
+                // Another generation is better than nothing.
+                return now.stored;
+            }
+            if !now.fetching {
+                let begun =
+                    shelf.send_if_modified(|state| !std::mem::replace(&mut state.fetching, true));
+                if begun {
+                    let request = FetchRequest {
+                        path: path.to_owned(),
+                        accept,
+                        if_none_match: now.stored.as_ref().and_then(|stored| stored.etag.clone()),
+                        limit: MAX_DOCUMENT,
+                    };
+                    let shelf = Arc::clone(&shelf);
+                    let id = server.id;
+                    let path = path.to_owned();
+                    fetch.fetch(
+                        Arc::clone(server),
+                        request,
+                        Box::new(move |outcome| {
+                            shelf.send_modify(|state| state.take(id, &path, generation, outcome));
+                        }),
+                    );
+                    continue;
+                }
+            }
+            state.changed().await.ok()?;
+        }
+    }
+
+    /// Forgets documents of servers that are no more.
+    pub(super) fn retain(&self, is_known: impl Fn(ServerId) -> bool) {
+        self.shelves.retain(|(server, ..), _| is_known(*server));
+    }
+}
+
+impl State {
+    fn take(
+        &mut self,
+        server: ServerId,
+        path: &str,
+        generation: u64,
+        outcome: Result<Fetched, String>,
+    ) {
+        self.fetching = false;
+        let trouble = match outcome {
+            Ok(fetched) => match fetched.status {
+                StatusCode::NOT_MODIFIED if self.stored.is_some() => None,
+                StatusCode::OK => match Kept::of(&fetched) {
+                    Ok(kept) => {
+                        let etag = fetched.headers.get(http::header::ETAG).cloned();
+                        self.stored = Some(Arc::new(Stored {
+                            etag,
+                            body: Mutex::new(Some(kept)),
+                        }));
+                        None
+                    }
+                    Err(error) => Some(error),
+                },
+                StatusCode::NOT_FOUND => {
+                    self.stored = Some(Arc::new(Stored {
+                        etag: None,
+                        body: Mutex::new(None),
+                    }));
+                    None
+                }
+                status => Some(format!("it answers {status}")),
+            },
+            Err(error) => Some(error),
+        };
+        match trouble {
+            None => {
+                self.failed = None;
+                self.generation = generation;
+            }
+            Some(error) => {
+                // Once until it works again.
+                if self.failed.is_none() {
+                    tracing::warn!(%server, path, error, "OpenAPI document not fetched");
+                }
+                self.failed = Some(Instant::now());
+            }
+        }
+    }
+}
+
+impl Kept {
+    fn of(fetched: &Fetched) -> Result<Self, String> {
+        let gzip = match fetched
+            .headers
+            .get(http::header::CONTENT_ENCODING)
+            .map(HeaderValue::as_bytes)
+        {
+            None | Some(b"identity") => false,
+            Some(b"gzip") => true,
+            Some(_) => return Err("its content encoding is not known".to_owned()),
+        };
+        if fetched.body.len() > MAX_DOCUMENT {
+            return Err("it is too large".to_owned());
+        }
+        Ok(Self {
+            bytes: fetched.body.clone(),
+            gzip,
+        })
+    }
+}
+
+impl Stored {
+    /// Whether the server has such a document.
+    pub(super) fn exists(&self) -> bool {
+        self.kept().is_some()
+    }
+
+    /// The plain bytes. Slow for large documents: not for data threads.
+    pub(super) fn plain(&self) -> Option<Bytes> {
+        let kept = self.kept()?;
+        if kept.gzip {
+            decompress(Some("gzip"), &kept.bytes, MAX_DOCUMENT)
+                .ok()
+                .map(Bytes::from)
+        } else {
+            Some(kept.bytes)
+        }
+    }
+
+    /// Keeps it compressed from now on.
+    pub(super) fn shrink(&self) {
+        let Some(kept) = self.kept() else { return };
+        if !kept.gzip
+            && let Some(bytes) = super::super::answer::compress(&kept.bytes)
+        {
+            *self.body.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some(Kept { bytes, gzip: true });
+        }
+    }
+
+    fn kept(&self) -> Option<Kept> {
+        self.body
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
