@@ -81,6 +81,7 @@ pub use authz::Rule;
 pub use faults::{Action, Fault, On};
 pub use log::{Connection, Seen};
 pub use model::{Gvk, Release, Resource, Serving, Subresource};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 pub use server::{Limits, Phase};
 pub use store::{Event, Store, StoreError, Stored, Writes, key};
 pub use tls::Protocols;
@@ -147,7 +148,7 @@ pub struct Builder {
     name: String,
     bind: SocketAddr,
     advertise: Option<SocketAddr>,
-    certificate: Option<Arc<Issued>>,
+    certificate: Option<Arc<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>>,
     authentication: Authentication,
     rules: Vec<Rule>,
     protocols: Protocols,
@@ -170,7 +171,7 @@ impl Standin {
         ];
         let mut builder = Self::bare();
         match pki.serving(&loopback) {
-            Ok(issued) => builder.certificate = Some(Arc::new(issued)),
+            Ok(issued) => builder = builder.certificate(&issued),
             Err(error) => tracing::error!(%error, "No serving certificate"),
         }
         builder.authentication.client_ca = vec![pki.ca.certificate.der.clone()];
@@ -242,8 +243,18 @@ impl Builder {
 
     /// Its serving certificate.
     #[must_use]
-    pub fn certificate(mut self, issued: Issued) -> Self {
-        self.certificate = Some(Arc::new(issued));
+    pub fn certificate(self, issued: &Issued) -> Self {
+        self.certificate_chain(vec![issued.der.clone()], issued.private_key())
+    }
+
+    /// Its serving certificate with intermediates.
+    #[must_use]
+    pub fn certificate_chain(
+        mut self,
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+    ) -> Self {
+        self.certificate = Some(Arc::new((chain, key)));
         self
     }
 
@@ -352,7 +363,7 @@ impl Builder {
             catalogue,
             authentication: self.authentication.clone(),
             rules: self.rules.clone(),
-            serving: tls::certified(vec![certificate.der.clone()], certificate.private_key())?,
+            serving: tls::certified(certificate.0.clone(), certificate.1.clone_key())?,
             protocols: self.protocols,
             limits: self.limits,
         })?;
@@ -458,7 +469,7 @@ impl Handle {
     }
 
     /// The certificate it shows to SNI `apiserver-loopback-client`.
-    pub fn loopback_certificate(&self) -> rustls_pki_types::CertificateDer<'static> {
+    pub fn loopback_certificate(&self) -> CertificateDer<'static> {
         self.server.loopback.cert[0].clone()
     }
 

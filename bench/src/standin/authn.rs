@@ -3,8 +3,6 @@
 //! succeeds and one erred, the answer is 401 and anonymous is not tried.
 
 mod certificate;
-#[cfg(test)]
-mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 

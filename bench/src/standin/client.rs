@@ -8,7 +8,11 @@ use http::{HeaderMap, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::aws_lc_rs,
+    sign::{CertifiedKey, SingleCertAndKey},
+};
 use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
@@ -118,12 +122,17 @@ impl Client {
             roots.add(root.clone())?;
         }
         let provider = Arc::new(aws_lc_rs::default_provider());
-        let builder =
-            ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()?;
         let builder = builder.with_root_certificates(roots);
         let mut config = match &self.certificate {
+            // Not `with_client_auth_cert`: it refuses the odd certificates that tests want to present.
             Some(issued) => {
-                builder.with_client_auth_cert(vec![issued.der.clone()], issued.private_key())?
+                let key = provider
+                    .key_provider
+                    .load_private_key(issued.private_key())?;
+                let certified = CertifiedKey::new(vec![issued.der.clone()], key);
+                builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified)))
             }
             None => builder.with_no_client_auth(),
         };

@@ -2,8 +2,6 @@
 //! form a caller gets is decided in `accept`.
 
 mod proto;
-#[cfg(test)]
-mod tests;
 mod yaml;
 
 use bytes::Bytes;

@@ -7,8 +7,6 @@ mod read;
 mod reviews;
 mod select;
 mod subresource;
-#[cfg(test)]
-mod tests;
 mod watch;
 mod write;
 
@@ -142,6 +140,21 @@ pub(crate) async fn answer(call: &mut Call) -> Result<Reply, Status> {
     let served = verbs.contains(&verb)
         || (verb == "watch" && verbs.iter().any(|known| known == "list" && verb == "list"));
     if !served {
+        return Err(Status::method_not_allowed());
+    }
+    // The name is in the path, or the path has another set of methods.
+    let named = call
+        .info
+        .path
+        .trim_end_matches('/')
+        .ends_with(&format!("/{}", target.name))
+        && !target.name.is_empty();
+    let fits = match verb.as_str() {
+        "get" | "update" | "patch" | "delete" => named || target.subresource.is_some(),
+        "create" => target.name.is_empty() || target.subresource.is_some(),
+        _ => true,
+    };
+    if !fits {
         return Err(Status::method_not_allowed());
     }
     if let Some(subresource) = target.subresource.clone() {
