@@ -14,7 +14,7 @@ use axum::{
     Json, Router,
     extract::{Query, Request},
     http::{HeaderMap, Method, StatusCode, Uri, header},
-    response::{IntoResponse, Response},
+    response::{IntoResponse as _, Response},
     routing::{get, post},
 };
 use serde::Deserialize;
@@ -26,7 +26,7 @@ use crate::{
     metrics::{Exposition, Format},
     peers::Learner,
     route::{Asker, AskerKind},
-    table::Table,
+    table::{Membership, Table},
     tls::Tls,
 };
 
@@ -153,15 +153,15 @@ fn public(state: &Arc<State>, exposition: &Arc<Exposition>) -> Router {
     let ready = Arc::clone(state);
     let exposition = Arc::clone(exposition);
     Router::new()
-        .route("/livez", get(async move || verdict(live.dead())))
-        .route("/readyz", get(async move || verdict(ready.not_ready())))
+        .route("/livez", get(async move || verdict(&live.dead())))
+        .route("/readyz", get(async move || verdict(&ready.not_ready())))
         .route(
             "/metrics",
             get(async move |headers: HeaderMap| scrape(&exposition, &headers)),
         )
 }
 
-fn verdict(problems: Vec<String>) -> (StatusCode, String) {
+fn verdict(problems: &[String]) -> (StatusCode, String) {
     if problems.is_empty() {
         (StatusCode::OK, "ok\n".to_owned())
     } else {
@@ -243,15 +243,7 @@ fn private(state: &Arc<State>) -> Router {
         .route(
             "/v1/peers/forget",
             post(async move |Json(wanted): Json<ForgetOrder>| {
-                if forget.learner.forget(wanted.address).await {
-                    StatusCode::NO_CONTENT.into_response()
-                } else {
-                    let error = format!(
-                        "{} is not a departed kube-apiserver; only those can be forgotten",
-                        wanted.address
-                    );
-                    problem(StatusCode::NOT_FOUND, error)
-                }
+                forgotten(&forget, wanted.address).await
             }),
         )
         .fallback(async |request: Request| {
@@ -279,6 +271,21 @@ impl State {
             problems,
         }
     }
+}
+
+/// Only who has left: a listed one would come back at once.
+async fn forgotten(state: &State, address: SocketAddr) -> Response {
+    let departed = state
+        .table
+        .members()
+        .peers
+        .iter()
+        .any(|it| it.address == address && it.membership() == Membership::Departed);
+    if departed && state.learner.forget(address).await {
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    let error = format!("{address} is not a departed kube-apiserver; only those can be forgotten");
+    problem(StatusCode::NOT_FOUND, error)
 }
 
 fn steer(state: &State, wanted: SteerOrder) -> Response {

@@ -99,7 +99,7 @@ mod tests {
         counter.inc_by(3);
         exposition
             .registry()
-            .register("mvp_things", "Things", counter.clone());
+            .register("mvp_things", "Things", counter);
         for (accept, end) in [
             (None, ""),
             (

@@ -1,4 +1,5 @@
 //! Reading and routing a request allocates nothing. A binary of its own, because it counts with a global allocator.
+#![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
 
 use http::Method;
 use mvp_user::{

@@ -36,7 +36,8 @@ pub(crate) struct Puppet {
 
 impl Daemon for Puppet {
     fn steering(&self) -> Steering {
-        let mode = match *self.mode.lock().unwrap() {
+        let mode = *self.mode.lock().unwrap();
+        let mode = match mode {
             Some(SteerMode::Always) => "always",
             Some(SteerMode::Never) => "never",
             _ => "auto",

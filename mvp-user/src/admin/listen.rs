@@ -30,7 +30,7 @@ pub const NEWEST: &str = "mvp.sock";
 /// Connections at once, at each door.
 const AT_ONCE: usize = 32;
 /// A connection may last so long; every answer is short.
-const LASTS: Duration = Duration::from_secs(60);
+const LASTS: Duration = Duration::from_mins(1);
 /// Head of a request.
 const HEAD: Duration = Duration::from_secs(5);
 /// After accept failed for lack of descriptors.
@@ -124,6 +124,7 @@ impl Control {
     }
 
     /// Answers whoever is root, for ever.
+    #[expect(clippy::infinite_loop, reason = "ends with the task that it is in")]
     pub(super) async fn serve(&self, router: Router) {
         let mut visits = JoinSet::new();
         loop {
@@ -193,6 +194,7 @@ impl Exposed {
     }
 
     /// Answers everybody, for ever.
+    #[expect(clippy::infinite_loop, reason = "ends with the task that it is in")]
     pub(super) async fn serve(&self, router: Router) {
         let mut visits = JoinSet::new();
         loop {

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Serves a stage; the directory is that of its sockets.
-async fn served(stage: &Stage) -> (tempfile::TempDir, std::net::SocketAddr) {
+fn served(stage: &Stage) -> (tempfile::TempDir, SocketAddr) {
     let directory = tempfile::tempdir().unwrap();
     let control = Control::bind_in(directory.path()).unwrap();
     let exposed = Exposed::bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -70,7 +70,7 @@ fn fits(text: &str) {
 #[tokio::test]
 async fn a_ready_mvp_is_found_and_answers() {
     let stage = Stage::new();
-    let (directory, _) = served(&stage).await;
+    let (directory, _) = served(&stage);
     let link = announced(directory.path()).await;
     let text = asked(&link, |it| it.get("/v1/status").unwrap()).await;
     let status: Status = serde_json::from_slice(&text).unwrap();
@@ -93,7 +93,7 @@ async fn a_ready_mvp_is_found_and_answers() {
 async fn only_its_owner_can_open_the_control_socket() {
     use std::os::unix::fs::PermissionsExt as _;
     let stage = Stage::new();
-    let (directory, _) = served(&stage).await;
+    let (directory, _) = served(&stage);
     let path = directory
         .path()
         .join(format!("{}.sock", std::process::id()));
@@ -119,7 +119,7 @@ async fn one_process_does_not_take_anothers_socket() {
 #[tokio::test]
 async fn steering_is_ordered_and_refused() {
     let stage = Stage::new();
-    let (directory, _) = served(&stage).await;
+    let (directory, _) = served(&stage);
     let link = announced(directory.path()).await;
     let order = |mode, percent| SteerOrder { mode, percent };
     let now = asked(&link, move |it| {
@@ -151,7 +151,7 @@ async fn steering_is_ordered_and_refused() {
 #[tokio::test]
 async fn explanations_travel_with_any_path() {
     let stage = Stage::new();
-    let (directory, _) = served(&stage).await;
+    let (directory, _) = served(&stage);
     let link = announced(directory.path()).await;
     let ask = |path: &'static str, caller: &'static str| {
         let link = link.clone();
@@ -191,7 +191,7 @@ async fn explanations_travel_with_any_path() {
 #[tokio::test]
 async fn other_answers_fit_eighty_columns_too() {
     let stage = Stage::new();
-    let (directory, _) = served(&stage).await;
+    let (directory, _) = served(&stage);
     let link = announced(directory.path()).await;
     let get = |path: &'static str| {
         let link = link.clone();
@@ -232,7 +232,7 @@ async fn other_answers_fit_eighty_columns_too() {
 #[tokio::test]
 async fn who_did_not_leave_cannot_be_forgotten() {
     let stage = Stage::new();
-    let (directory, _) = served(&stage).await;
+    let (directory, _) = served(&stage);
     let link = announced(directory.path()).await;
     let order = serde_json::json!({ "address": "10.0.0.2:6443" });
     let error = asked(&link, move |it| it.post("/v1/peers/forget", &order)).await;
@@ -244,7 +244,7 @@ async fn who_did_not_leave_cannot_be_forgotten() {
 async fn the_metrics_port_shows_metrics_and_probes_and_nothing_else() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let stage = Stage::new();
-    let (_directory, address) = served(&stage).await;
+    let (_directory, address) = served(&stage);
     for (path, status, wanted) in [
         ("/livez", "200 OK", "ok"),
         ("/readyz", "200 OK", "ok"),
@@ -320,7 +320,7 @@ fn the_command_line_is_consistent() {
 #[test]
 fn a_name_from_the_api_cannot_command_the_terminal() {
     let text = show::skew(
-        &vec![crate::admin::wire::Difference {
+        &vec![admin::wire::Difference {
             group: "\u{1b}[2J".to_owned(),
             version: "v1".to_owned(),
             resource: "x".repeat(200),
