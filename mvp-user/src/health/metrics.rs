@@ -68,9 +68,8 @@ impl Collector for Servers {
         gauge(
             &mut encoder,
             ("mvp_server_up", "Whether the server is ready"),
-            servers
-                .iter()
-                .map(|it| (*it, flag(it.health() == Health::Up))),
+            &servers,
+            |it| flag(it.health() == Health::Up),
         )?;
         gauge(
             &mut encoder,
@@ -78,9 +77,8 @@ impl Collector for Servers {
                 "mvp_server_forwarding_proven",
                 "Whether the server authenticates what mvp forwards",
             ),
-            servers
-                .iter()
-                .map(|it| (*it, flag(it.proof() == Proof::Proven))),
+            &servers,
+            |it| flag(it.proof() == Proof::Proven),
         )?;
         gauge(
             &mut encoder,
@@ -88,9 +86,8 @@ impl Collector for Servers {
                 "mvp_server_departed",
                 "Whether the server has left the endpoints of default/kubernetes",
             ),
-            servers
-                .iter()
-                .map(|it| (*it, flag(it.membership() == Membership::Departed))),
+            &servers,
+            |it| flag(it.membership() == Membership::Departed),
         )?;
         gauge(
             &mut encoder,
@@ -98,9 +95,8 @@ impl Collector for Servers {
                 "mvp_server_discovery_fresh",
                 "Whether the last read of what the server serves was complete",
             ),
-            servers
-                .iter()
-                .map(|it| (*it, flag(fresh(it).unwrap_or(false)))),
+            &servers,
+            |it| flag(fresh(it).unwrap_or(false)),
         )?;
         gauge(
             &mut encoder,
@@ -108,7 +104,8 @@ impl Collector for Servers {
                 "mvp_server_known",
                 "Whether anything is known of what the server serves",
             ),
-            servers.iter().map(|it| (*it, flag(fresh(it).is_some()))),
+            &servers,
+            |it| flag(fresh(it).is_some()),
         )?;
         let ready = ConstGauge::new(flag(table.is_ready()));
         let metric = encoder.encode_descriptor(
@@ -121,18 +118,19 @@ impl Collector for Servers {
     }
 }
 
-fn gauge<'a>(
+fn gauge(
     encoder: &mut DescriptorEncoder<'_>,
     (name, help): (&str, &str),
-    values: impl Iterator<Item = (&'a Server, i64)>,
+    servers: &[&Server],
+    value: impl Fn(&Server) -> i64,
 ) -> Result<(), fmt::Error> {
     let kind = ConstGauge::new(0_i64).metric_type();
     let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
-    for (server, value) in values {
+    for server in servers {
         let labels = ServerLabels {
             server: server.id.to_string(),
         };
-        ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
+        ConstGauge::new(value(server)).encode(metric.encode_family(&labels)?)?;
     }
     Ok(())
 }

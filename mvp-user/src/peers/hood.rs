@@ -190,12 +190,7 @@ impl Hood {
             self.shared.read_all();
         }
         self.keep_readers();
-        let table = &self.shared.table;
-        let ready = self.roster.is_ready(now);
-        if table.is_ready() != ready {
-            table.set_ready(ready);
-            info!(ready, "What the peers serve is known: {ready}");
-        }
+        let ready = self.judge_ready(now);
         if ready {
             for (server, _) in self.roster.unread() {
                 if self.told.insert(server.address) {
@@ -205,6 +200,15 @@ impl Hood {
         }
         self.publish_view();
         self.keeper.keep(&self.shared, &self.roster, now);
+    }
+
+    fn judge_ready(&self, now: Instant) -> bool {
+        let ready = self.roster.is_ready(now);
+        if self.shared.table.is_ready() != ready {
+            self.shared.table.set_ready(ready);
+            info!(ready, "Whether what all servers serve is known has changed");
+        }
+        ready
     }
 
     fn list(&mut self, addresses: &BTreeSet<SocketAddr>) {
@@ -248,6 +252,8 @@ impl Hood {
         let local = Arc::clone(&members.local);
         drop(members);
         if !same {
+            // First: whoever sees a new peer must not believe a 404 any more.
+            self.judge_ready(Instant::now());
             table.set_peers(peers.clone());
         }
         for server in std::iter::once(local).chain(peers) {

@@ -1,1 +1,2 @@
 //! Integration tests over loopback.
+mod learning;
