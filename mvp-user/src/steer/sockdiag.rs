@@ -287,4 +287,25 @@ impl Entry {
     pub const fn ends(&self) -> (SocketAddr, SocketAddr) {
         (canonical(self.local), canonical(self.remote))
     }
+
+    /// A made-up entry with nothing but two ends.
+    #[cfg(test)]
+    pub(super) fn between(local: &str, remote: &str) -> Self {
+        let (local, remote): (SocketAddr, SocketAddr) =
+            (local.parse().unwrap(), remote.parse().unwrap());
+        Self {
+            local,
+            remote,
+            cookie: 0,
+            inode: 0,
+            uid: 0,
+            receive_queue: 0,
+            send_queue: 0,
+            v6only: false,
+            cgroup: None,
+            traffic: None,
+            id: SocketId::new_v4(),
+            family: AF_INET,
+        }
+    }
 }

@@ -1,8 +1,7 @@
 //! Failing open: whatever happens to mvp, new connections reach kube-apiserver.
 
 use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    process::{Child, Command, Stdio},
+    io::Write as _,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -17,13 +16,12 @@ use mvp_user::steer::{
     listen::Listeners,
     privileges::{Needs, drop_capabilities},
 };
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::Signal;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
-use crate::support::{API, Bind, MVP, Mvp, Server, eventually, in_namespace, patient, reach, shut};
+use crate::support::{
+    API, Bind, MVP, Mvp, Process, Server, eventually, in_namespace, patient, reach, shut,
+};
 
 const TARGET: &str = "127.0.0.1:6443";
 
@@ -222,47 +220,10 @@ fn child_that_steers() {
         return;
     }
     let mut mvp = impatient();
-    writeln!(std::io::stdout(), "\nsteering").unwrap();
+    writeln!(std::io::stdout(), "\nready").unwrap();
     loop {
         mvp.heartbeat.beat().unwrap();
         thread::sleep(HEARTBEAT_INTERVAL);
-    }
-}
-
-/// A process in this namespace that steers; killed at the end, whatever happens.
-struct Process(Child);
-
-impl Process {
-    fn start() -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--ignored",
-                "--exact",
-                "failure::child_that_steers",
-                "--nocapture",
-            ])
-            .env("MVP_KERNEL_CHILD", "1")
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let steering = output
-            .lines()
-            .map_while(Result::ok)
-            .any(|line| line == "steering");
-        assert!(steering, "the child steers");
-        Self(child)
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.0.id().try_into().unwrap()), signal).unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
     }
 }
 
@@ -329,7 +290,7 @@ impl Storm {
 fn kill_9_under_500_connections_a_second_refuses_none() {
     in_namespace(|| {
         let _api = Server::start(Bind::Plain("[::]:6443"), API);
-        let mut process = Process::start();
+        let mut process = Process::start("failure::child_that_steers");
         assert_eq!(reach(TARGET), Some(MVP));
         let storm = Storm::start();
         thread::sleep(Duration::from_millis(500));
@@ -347,7 +308,7 @@ fn kill_9_under_500_connections_a_second_refuses_none() {
 fn sigstop_under_500_connections_a_second_goes_direct_within_two_seconds() {
     in_namespace(|| {
         let _api = Server::start(Bind::Plain("[::]:6443"), API);
-        let process = Process::start();
+        let process = Process::start("failure::child_that_steers");
         assert_eq!(reach(TARGET), Some(MVP));
         let storm = Storm::start();
         thread::sleep(Duration::from_millis(500));

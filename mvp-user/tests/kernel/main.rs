@@ -16,6 +16,7 @@ mod support;
 
 mod bind_forms;
 mod choice;
+mod existing;
 mod failure;
 mod measure;
 mod neighbours;

@@ -1,10 +1,10 @@
 //! Network namespaces, servers that say who they are, and clients that tell whom they reached.
 
 use std::{
-    io::{ErrorKind, Read as _, Write as _},
+    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     panic::resume_unwind,
-    process::Command,
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -15,7 +15,11 @@ use mvp_user::steer::{
     listen::Listeners,
     listeners::{Listener, Watcher, Whose},
 };
-use nix::sched::{CloneFlags, unshare};
+use nix::{
+    sched::{CloneFlags, unshare},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// The steered port in every test.
@@ -214,6 +218,39 @@ impl Mvp {
             );
         }
         result
+    }
+}
+
+/// An ignored test of this binary as a process of its own in this namespace; killed at the end, whatever happens.
+pub(crate) struct Process(pub(crate) Child);
+
+impl Process {
+    /// Starts it and waits until it says that it is ready.
+    pub(crate) fn start(test: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", test, "--nocapture"])
+            .env("MVP_KERNEL_CHILD", "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let ready = output
+            .lines()
+            .map_while(Result::ok)
+            .any(|line| line == "ready");
+        assert!(ready, "{test}");
+        Self(child)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.0.id().try_into().unwrap()), signal).unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
     }
 }
 

@@ -1,0 +1,140 @@
+//! Which connections may be closed, and how fast.
+
+use super::{super::sockdiag::Traffic, *};
+
+const IDLE: Duration = Duration::from_secs(5);
+const API: u64 = 100;
+const CLIENT: u64 = 200;
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// An idle connection from another host.
+fn idle() -> Entry {
+    let mut entry = Entry::between("10.0.0.1:6443", "10.0.0.9:50000");
+    entry.inode = 7;
+    entry.cgroup = Some(API);
+    entry.traffic = Some(Traffic {
+        unacknowledged: 0,
+        last_sent: seconds(6),
+        last_received: seconds(7),
+    });
+    entry
+}
+
+fn node() -> Node {
+    Node {
+        exempt_source: Some(Ipv4Addr::new(127, 77, 86, 80)),
+        own: HashSet::from([42]),
+        cgroups: HashSet::from([API]),
+        clients: HashMap::new(),
+    }
+}
+
+fn with_client(entry: &Entry, inode: u32, cgroup: Option<u64>) -> Node {
+    let (server, client) = entry.ends();
+    let mut node = node();
+    node.clients.insert((client, server), (inode, cgroup));
+    node
+}
+
+#[test]
+fn an_idle_direct_connection_is_a_candidate() {
+    assert_eq!(class(&idle(), &node(), IDLE), Class::Candidate);
+}
+
+#[test]
+fn whatever_speaks_against_idleness_makes_it_busy() {
+    let traffic = |change: fn(&mut Traffic)| {
+        let mut entry = idle();
+        change(entry.traffic.as_mut().unwrap());
+        entry
+    };
+    let waiting = traffic(|t| t.last_sent = seconds(8));
+    let spoke = traffic(|t| t.last_sent = seconds(4));
+    let heard = traffic(|t| t.last_received = seconds(5));
+    let in_flight = traffic(|t| t.unacknowledged = 1);
+    let mut unread = idle();
+    unread.receive_queue = 1;
+    let mut unsent = idle();
+    unsent.send_queue = 1;
+    let mut unknown = idle();
+    unknown.traffic = None;
+    for entry in [waiting, spoke, heard, in_flight, unread, unsent, unknown] {
+        assert_eq!(class(&entry, &node(), IDLE), Class::Busy, "{entry:?}");
+    }
+}
+
+#[test]
+fn connections_of_mvp_are_never_touched() {
+    let mut steered = idle();
+    steered.inode = 42;
+    assert_eq!(class(&steered, &node(), IDLE), Class::Mvp);
+    let mut upstream = Entry::between("127.0.0.1:6443", "127.77.86.80:40000");
+    upstream.inode = 7;
+    assert_eq!(class(&upstream, &node(), IDLE), Class::Mvp);
+    let upstream = idle();
+    let node = with_client(&upstream, 42, Some(CLIENT));
+    assert_eq!(class(&upstream, &node, IDLE), Class::Mvp);
+}
+
+#[test]
+fn connections_to_other_programs_and_unaccepted_ones_are_not_direct() {
+    let mut other = idle();
+    other.cgroup = Some(CLIENT);
+    assert_eq!(class(&other, &node(), IDLE), Class::Other);
+    let mut waiting = idle();
+    waiting.inode = 0;
+    assert_eq!(class(&waiting, &node(), IDLE), Class::Other);
+}
+
+#[test]
+fn a_local_client_is_closed_only_when_it_is_provably_not_the_api_server() {
+    let entry = idle();
+    for (cgroup, wanted) in [
+        (Some(API), Class::Own),
+        (None, Class::Own),
+        (Some(CLIENT), Class::Candidate),
+    ] {
+        let node = with_client(&entry, 9, cgroup);
+        assert_eq!(class(&entry, &node, IDLE), wanted, "{cgroup:?}");
+    }
+    // Without the cgroup of the listener nothing can be told.
+    let mut blind = with_client(&entry, 9, Some(CLIENT));
+    blind.cgroups.clear();
+    assert_eq!(class(&entry, &blind, IDLE), Class::Own);
+}
+
+#[test]
+fn a_local_client_whose_socket_is_gone_is_spared() {
+    for (server, client) in [
+        ("127.0.0.1:6443", "127.0.0.1:50000"),
+        ("[::ffff:127.0.0.1]:6443", "[::ffff:127.0.0.1]:50000"),
+        ("10.0.0.1:6443", "10.0.0.1:50000"),
+        ("[::1]:6443", "[::1]:50000"),
+    ] {
+        let mut entry = Entry::between(server, client);
+        entry.inode = 7;
+        entry.traffic = idle().traffic;
+        assert_eq!(class(&entry, &node(), IDLE), Class::Own, "{client}");
+    }
+}
+
+#[test]
+fn the_pace_keeps_both_bounds() {
+    assert_eq!(pace(10_000), Duration::from_millis(50));
+    assert_eq!(pace(400), Duration::from_millis(50));
+    assert_eq!(pace(100), Duration::from_millis(200));
+    assert_eq!(pace(1), seconds(20));
+    assert_eq!(pace(0), seconds(20));
+}
+
+#[test]
+fn the_sockets_of_this_process_are_found() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stat = rustix::fs::fstat(&listener).unwrap();
+    let inode = u32::try_from(stat.st_ino).unwrap();
+    assert!(own_inodes().unwrap().contains(&inode));
+    drop(listener);
+}
