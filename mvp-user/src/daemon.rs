@@ -29,7 +29,7 @@ use crate::{
     },
     api::ServerId,
     config::{Config, Resolved, Setting, SteerMode},
-    discovery::Discovery,
+    discovery::{Discovery, courier::Courier},
     health::{self, Prober, Probing, link::Marker},
     metrics::Exposition,
     peers::{self, Learner, Learning},
@@ -66,6 +66,8 @@ pub struct Parts {
     pub prober: Prober,
     /// Learns.
     pub learner: Learner,
+    /// Fetches other servers' OpenAPI.
+    pub courier: Courier,
     /// Accepts.
     pub acceptor: Arc<Acceptor>,
     /// What data threads share.
@@ -104,7 +106,10 @@ impl Parts {
             config.max_connections,
             config.secure_port,
         );
-        let discovery = Arc::new(Discovery::new(Arc::clone(&table), config.local_down));
+        let courier = Courier::new();
+        let discovery = Discovery::new(Arc::clone(&table), config.local_down)
+            .with_fetch(Arc::new(courier.clone()));
+        let discovery = Arc::new(discovery);
         let metrics = serve::Metrics::default();
         let shared = Arc::new(serve::Shared {
             config: Arc::clone(&config),
@@ -125,6 +130,7 @@ impl Parts {
             dialer,
             prober,
             learner,
+            courier,
             acceptor,
             shared,
             leave,
@@ -138,6 +144,7 @@ impl Parts {
         self.tls.register(registry);
         self.acceptor.register(registry);
         self.shared.metrics.register(registry);
+        self.shared.discovery.counters.register(registry);
         self.prober.register(registry);
         self.learner.register(registry);
         exposition
@@ -332,6 +339,8 @@ impl House {
             marker: marker.clone(),
         };
         spawn_local(health::run(parts.prober.clone(), probing));
+        let courier = parts.courier.clone();
+        spawn_local(courier.run(Arc::clone(&parts.dialer), marker.clone()));
         let learning = Learning {
             config: Arc::clone(&parts.config),
             dialer: Arc::clone(&parts.dialer),
