@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use prometheus_client::metrics::counter::Counter;
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
@@ -45,6 +46,7 @@ use crate::{
 };
 
 mod desk;
+pub mod existing;
 pub mod pulse;
 pub mod steering;
 
@@ -72,6 +74,8 @@ pub struct Parts {
     pub acceptor: Arc<Acceptor>,
     /// What data threads share.
     pub shared: Arc<serve::Shared>,
+    /// Direct connections that were closed because they are older than steering.
+    pub drained: Counter,
     /// Grows whenever all clients are asked to go.
     pub leave: watch::Sender<u64>,
 }
@@ -133,6 +137,7 @@ impl Parts {
             courier,
             acceptor,
             shared,
+            drained: Counter::default(),
             leave,
         })
     }
@@ -145,6 +150,11 @@ impl Parts {
         self.acceptor.register(registry);
         self.shared.metrics.register(registry);
         self.shared.discovery.counters.register(registry);
+        registry.register(
+            "mvp_older_connections_closed",
+            "Direct connections older than steering that were closed, so that their clients come back through mvp",
+            self.drained.clone(),
+        );
         self.prober.register(registry);
         self.learner.register(registry);
         exposition
@@ -366,6 +376,8 @@ impl House {
             self.helm.clone(),
         );
         spawn_local(async move { steering::watch_listeners(&parts, &keys, &helm).await });
+        let (parts, helm) = (Rc::clone(&self.parts), self.helm.clone());
+        spawn_local(async move { existing::tend(&parts, &helm).await });
         if let Some(listener) = sockets.inner {
             let (parts, pulse) = (Rc::clone(&self.parts), desk.pulse(self.heartbeat()?));
             spawn_local(async move { pulse::check_self(&parts, listener, pulse).await });

@@ -292,17 +292,24 @@ async fn no_bad_answer_removes_what_a_server_was_known_to_serve() {
 async fn an_answer_that_breaks_off_or_never_ends_is_no_answer() {
     let pki = ClusterPki::new().unwrap();
     let (old, new) = old_and_new(&pki).await;
-    for action in [Action::Truncate(100), Action::Reset(100), Action::HangBody(100)] {
+    for action in [
+        Action::Truncate(100),
+        Action::Reset(100),
+        Action::HangBody(100),
+    ] {
         let words = format!("{action:?}");
         fault(&new, On::path("/apis"), action);
         let room = Room::new(&pki, &old, &[&new]).start();
-        room.until("local was read", |table| table.catalogue(ServerId::Local).is_some())
-            .await;
+        room.until("local was read", |table| {
+            table.catalogue(ServerId::Local).is_some()
+        })
+        .await;
         tokio::time::sleep(SECOND).await;
         assert!(room.table().catalogue(peer(&new)).is_none(), "{words}");
         assert!(!room.table().is_ready(), "{words}");
         new.clear_faults();
-        room.until("the table is ready", |table| table.is_ready()).await;
+        room.until("the table is ready", |table| table.is_ready())
+            .await;
     }
 }
 
