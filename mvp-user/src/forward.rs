@@ -65,6 +65,12 @@ pub struct Outbound {
     proxied: bool,
     /// It carries `X-Remote-User` by our word.
     forwards_identity: bool,
+    tries: Tries,
+}
+
+/// What happened to it so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tries {
     /// It may have been worked on, and was sent once more.
     resent: bool,
     /// The last connection refused it.
@@ -133,8 +139,7 @@ impl Outbound {
             safe: info.is_safe(),
             proxied: info.subresource() == Some("proxy"),
             forwards_identity,
-            resent: false,
-            refused: false,
+            tries: Tries::default(),
         })
     }
 
@@ -312,8 +317,8 @@ impl Forward {
             }
             // A connection that ends (GOAWAY) says nothing against the server; a second one that does, does.
             Cause::Refused(_) | Cause::Closed => {
-                outbound.refused = !outbound.refused;
-                if outbound.refused {
+                outbound.tries.refused = !outbound.tries.refused;
+                if outbound.tries.refused {
                     Attempt::Again
                 } else {
                     Attempt::Failed(Outcome::Unprocessed, None)
@@ -323,10 +328,10 @@ impl Forward {
                 self.prober.look(server.id);
                 if !outbound.safe {
                     Attempt::Refused(Refusal::Interrupted)
-                } else if outbound.resent || !self.may_resend(server.id) {
+                } else if outbound.tries.resent || !self.may_resend(server.id) {
                     Attempt::Refused(Refusal::Unreachable(side(server)))
                 } else {
-                    outbound.resent = true;
+                    outbound.tries.resent = true;
                     Attempt::Again
                 }
             }

@@ -3,44 +3,38 @@
 //! [`Visit::answer`] is the walk, written once. One [`Thread`] per data thread, used by that thread alone. Not for any
 //! decision: those are the rooms'.
 
-use std::{
-    cell::{Cell, OnceCell, RefCell},
-    rc::Rc,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{rc::Rc, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{Request, Response};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use tokio::{
     net::TcpStream,
-    sync::{Notify, watch},
+    sync::watch,
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
 
+use self::visit::{Ask, Visit};
 use crate::{
     accept::{Connection, RawReason, TlsConnection},
-    api::PEER_PROXIED,
     body::Body,
     config::Config,
     discovery::Discovery,
-    forward::{Attempt, Forward, From, Outbound},
+    forward::{self, Attempt, Forward},
     health::Prober,
-    identity::{self, Caller, Presented},
     peers::Learner,
-    reply::{self, Refusal},
-    request_info::RequestInfo,
-    route::{self, Asker, AskerKind, Decision, Evidence, To},
+    reply::Refusal,
+    route::{self, Evidence, To},
     table::{Server, Table},
-    tls::{Presenting, Tls},
+    tls::Tls,
     tunnel::{self, Half, Tally},
-    upstream::{Dialer, Lane, Pair, Pool},
+    upstream::{Dialer, Pool},
 };
 
 mod conn;
 mod metrics;
 mod self_check;
+mod visit;
 
 pub use metrics::Metrics;
 pub use self_check::SelfCheck;
@@ -78,25 +72,6 @@ pub struct Thread {
     shared: Arc<Shared>,
     forward: Forward,
     leave: watch::Receiver<u64>,
-}
-
-/// One client connection whose TLS ends here.
-struct Visit {
-    thread: Rc<Thread>,
-    client: std::net::SocketAddr,
-    from: From,
-    decided: bool,
-    h2: bool,
-    presented: RefCell<Option<Presented>>,
-    /// Upstream connections for tokens and for nobody.
-    pair: OnceCell<Rc<Pair>>,
-    /// Upstream connections for forwarded users whom the upstream treats as nobody.
-    forwarding_pair: OnceCell<Rc<Pair>>,
-    /// Asks for a graceful end of the connection.
-    farewell: Rc<Notify>,
-    /// What the connection becomes after a 101.
-    tunnel: RefCell<Option<Joint>>,
-    answers: Cell<u64>,
 }
 
 /// Two connections that are about to be joined.
@@ -191,19 +166,7 @@ impl Thread {
     }
 
     async fn welcome(self: Rc<Self>, connection: TlsConnection) {
-        let visit = Rc::new(Visit {
-            client: connection.peer,
-            from: From::new(connection.peer.ip()),
-            decided: connection.decided,
-            h2: connection.h2,
-            presented: RefCell::new(connection.chain().and_then(Presented::new)),
-            pair: OnceCell::new(),
-            forwarding_pair: OnceCell::new(),
-            farewell: Rc::default(),
-            tunnel: RefCell::default(),
-            answers: Cell::new(0),
-            thread: self,
-        });
+        let visit = Rc::new(Visit::new(self, &connection));
         let mut leave = visit.thread.leave.clone();
         leave.mark_unchanged();
         if connection.h2 {
@@ -251,261 +214,91 @@ impl Thread {
 
 impl Visit {
     /// The walk of one request.
-    async fn answer(
-        self: Rc<Self>,
-        mut request: Request<Incoming>,
-    ) -> Result<Response<Body>, Gone> {
-        self.answers.set(self.answers.get() + 1);
+    async fn answer(self: Rc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Gone> {
         let shared = &self.thread.shared;
-        let caller = self.caller(&request); // who asks
-        let Some(asker) = self.asker(&caller, &request) else {
-            return Ok(self.refuse(request.method(), Refusal::Unauthorized));
+        let decide = |ask: &Ask, evidence: &Evidence| {
+            let local_down = shared.config.local_down;
+            route::decide(&ask.info, &ask.asker, evidence, &shared.table, local_down)
         };
-        let info = match RequestInfo::parse(request.method(), request.uri()) {
-            Ok(info) => info, // what is asked
-            Err(bad) => {
-                return Ok(self.refuse(request.method(), Refusal::BadRequest(bad.as_str())));
-            }
-        };
-        if shared.self_check.asks(request.headers()) {
-            let nothing = Evidence::default();
-            let decision = route::decide(
-                &info,
-                &asker,
-                &nothing,
-                &shared.table,
-                shared.config.local_down,
-            );
-            return Ok(shared.self_check.answer(&decision));
-        }
-        let head = *request.method() == Method::HEAD;
-        let client = self.client_upgrade(&mut request);
-        let names = &shared.config.request_headers;
-        let lane = self.lane(&caller, &request);
-        let outbound = Outbound::new(request, &self.from, &info, &caller, names);
-        let mut outbound = match outbound {
-            Ok(outbound) => outbound,
-            Err(what) => return Ok(self.refuse(&Method::GET, Refusal::BadRequest(what))),
+        let mine = shared.self_check.asks(request.headers());
+        let mut ask = match self.ask(request) {
+            Ok(ask) => ask, // who asks, and for what
+            Err(refusal) => return Ok(*refusal),
         };
         let mut evidence = Evidence::default();
-        let mut held = None; // a server's own words, in case nobody has better ones
-        let (answer, decision) = loop {
-            let decision = route::decide(
-                &info,
-                &asker,
-                &evidence,
-                &shared.table,
-                shared.config.local_down,
-            ); // where, and why
+        if mine {
+            return Ok(shared.self_check.answer(&decide(&ask, &evidence)));
+        }
+        let mut unknown = None; // the last answer that may be a false 404
+        let mut words = None; // a server's own reason for not answering
+        let (decision, outcome) = loop {
+            let decision = decide(&ask, &evidence); // where, and why
             let server = match &decision.to {
                 To::Server(server) => server,
                 To::Refresh => {
                     evidence.refreshed(self.thread.refresh(&evidence).await);
                     continue;
                 }
-                To::Relay => match held.take() {
-                    Some(answer) => break (answer, decision),
-                    None => break (self.refused(head, Refusal::Unconfirmed), decision),
-                },
-                To::Refuse(Refusal::Unreachable(_)) if held.is_some() => {
-                    break (held.take().unwrap_or_default(), decision);
-                }
-                To::Refuse(why) => break (self.refused(head, *why), decision),
+                To::Relay => break (decision, unknown.ok_or(Refusal::Unconfirmed)),
+                &To::Refuse(why @ Refusal::Unreachable(_)) => break (decision, words.ok_or(why)),
+                &To::Refuse(why) => break (decision, Err(why)),
             };
-            let Some(mut request) = outbound.request(server) else {
-                let why = if evidence.any_not_found() {
-                    Refusal::Unconfirmed
-                } else {
-                    Refusal::Unreachable(crate::forward::side(server))
-                };
-                break (self.refused(head, why), decision);
-            };
-            let forward = &self.thread.forward;
-            let attempt = if client.is_some() && outbound.is_upgrade() {
-                let presenting = presenting(&lane, &caller);
-                forward
-                    .attempt_upgrade(server, presenting, &info, &mut outbound, request)
-                    .await
-            } else {
-                let plan = shared
-                    .discovery
-                    .prepare(&info, &asker, server, &mut request);
-                let attempt = forward
-                    .attempt(server, &lane, &info, &mut outbound, request)
-                    .await;
-                match (plan, attempt) {
-                    (Some(plan), Attempt::Answer(answer)) => {
-                        Attempt::Answer(shared.discovery.complete(plan, server, answer).await)
-                    }
-                    (_, attempt) => attempt,
-                }
-            };
-            match attempt {
+            match self.attempt(server, &mut ask, &evidence).await {
                 Attempt::Answer(answer) => {
-                    shared.metrics.answered(&info, server, answer.status());
-                    break (answer, decision);
+                    shared.metrics.answered(&ask.info, server, answer.status());
+                    break (decision, Ok(answer));
                 }
                 Attempt::Switch(answer, upstream) => {
-                    shared.metrics.answered(&info, server, answer.status());
-                    if let Some(client) = client {
-                        self.tunnel.replace(Some(Joint { client, upstream }));
-                    }
-                    break (answer, decision);
+                    shared.metrics.answered(&ask.info, server, answer.status());
+                    let joint = ask.client.map(|client| Joint { client, upstream });
+                    ask.client = None;
+                    self.tunnel.replace(joint);
+                    break (decision, Ok(answer));
                 }
                 Attempt::Unknown(answer) => {
                     evidence.not_found(server.id, Instant::now());
-                    held = Some(answer);
+                    unknown = Some(answer);
                 }
-                Attempt::Failed(outcome, words) => {
-                    shared.metrics.failed(&info, server, outcome);
+                Attempt::Failed(outcome, said) => {
+                    shared.metrics.failed(&ask.info, server, outcome);
                     evidence.add(server.id, outcome);
-                    held = held.or(words);
+                    words = words.or(said);
                 }
                 Attempt::Again => shared.metrics.again(),
-                Attempt::Refused(why) => break (self.refused(head, why), decision),
+                Attempt::Refused(why) => break (decision, Err(why)),
                 Attempt::Gone => return Err(Gone),
             }
         };
-        self.observe(&info, &asker, &decision, &answer);
+        let answer = outcome.unwrap_or_else(|why| self.refused(ask.head, why));
+        self.observe(&ask, &decision, &answer);
         Ok(answer)
     }
 
-    fn caller(&self, request: &Request<Incoming>) -> Caller {
-        let shared = &self.thread.shared;
-        match self.presented.borrow_mut().as_mut() {
-            None => identity::without_certificate(request.headers()),
-            Some(presented) => {
-                let caller = presented.caller(
-                    request.headers(),
-                    &shared.tls.current().authorities,
-                    &shared.config.request_headers,
-                    SystemTime::now(),
-                );
-                if matches!(caller, Caller::Token | Caller::Rejected(_))
-                    && let Some(reason) = presented.fault()
-                {
-                    shared.metrics.certificate(reason);
-                    tracing::info!(
-                        client = %self.client,
-                        reason = reason.as_str(),
-                        subject = ?presented.subject(),
-                        token = matches!(caller, Caller::Token),
-                        "Certificate without identity"
-                    );
-                }
-                caller
-            }
-        }
-    }
-
-    /// How routing sees the caller; none: a certificate without identity, and no token.
-    fn asker(&self, caller: &Caller, request: &Request<Incoming>) -> Option<Asker> {
-        let kind = match caller {
-            Caller::FrontProxy => AskerKind::FrontProxy,
-            Caller::User(_) => AskerKind::User,
-            Caller::Token => AskerKind::Token,
-            Caller::Anonymous => AskerKind::Anonymous,
-            Caller::Rejected(_) => return None,
+    /// One door, once.
+    async fn attempt(&self, server: &Arc<Server>, ask: &mut Ask, evidence: &Evidence) -> Attempt {
+        let Some(mut request) = ask.outbound.request(server) else {
+            return Attempt::Refused(if evidence.any_not_found() {
+                Refusal::Unconfirmed
+            } else {
+                Refusal::Unreachable(forward::side(server))
+            });
         };
-        Some(Asker {
-            kind,
-            marker: kind == AskerKind::FrontProxy
-                && request
-                    .headers()
-                    .get(PEER_PROXIED)
-                    .is_some_and(|value| value == "true"),
-            decided: self.decided,
-            client: self.client.ip(),
-        })
-    }
-
-    /// Which upstream connections the request may use (design 4.3).
-    fn lane(&self, caller: &Caller, request: &Request<Incoming>) -> Lane {
-        let names = &self.thread.shared.config.request_headers;
-        let (cell, presenting) = match caller {
-            Caller::FrontProxy | Caller::User(_) => {
-                if !identity::ends_connections(caller, request.headers(), names) {
-                    return Lane::Shared;
-                }
-                (&self.forwarding_pair, Presenting::FrontProxy)
+        let (forward, discovery) = (&self.thread.forward, &self.thread.shared.discovery);
+        let (info, outbound) = (&ask.info, &mut ask.outbound);
+        if ask.client.is_some() && outbound.is_upgrade() {
+            return forward
+                .attempt_upgrade(server, ask.presenting, info, outbound, request)
+                .await;
+        }
+        let plan = discovery.prepare(info, &ask.asker, server, &mut request);
+        let attempt = forward
+            .attempt(server, &ask.lane, info, outbound, request)
+            .await;
+        match (plan, attempt) {
+            (Some(plan), Attempt::Answer(answer)) => {
+                Attempt::Answer(discovery.complete(plan, server, answer).await)
             }
-            _ => (&self.pair, Presenting::Nothing),
-        };
-        let pair = cell.get_or_init(|| {
-            let farewell = Rc::clone(&self.farewell);
-            Pair::new(presenting, move || farewell.notify_one())
-        });
-        Lane::Pair(Rc::clone(pair))
-    }
-
-    /// Holds the client's side of an upgrade, if it asks for one.
-    fn client_upgrade(&self, request: &mut Request<Incoming>) -> Option<OnUpgrade> {
-        (!self.h2 && request.headers().contains_key(header::UPGRADE))
-            .then(|| hyper::upgrade::on(request))
-    }
-
-    /// A refusal before anything was decided.
-    fn refuse(&self, method: &Method, why: Refusal) -> Response<Body> {
-        tracing::debug!(client = %self.client, why = why.as_str(), "Refused");
-        if why == Refusal::Unauthorized {
-            // As kube-apiserver after a 401 over HTTP/2.
-            self.farewell.notify_one();
+            (_, attempt) => attempt,
         }
-        self.refused(*method == Method::HEAD, why)
-    }
-
-    fn refused(&self, head: bool, why: Refusal) -> Response<Body> {
-        self.thread.shared.metrics.refused(why);
-        let mut answer = reply::refuse(why);
-        if head {
-            *answer.body_mut() = Body::Empty;
-        }
-        if why == Refusal::ForwardingRefused {
-            // So that the client comes again, directly.
-            self.farewell.notify_one();
-            if !self.h2 {
-                answer
-                    .headers_mut()
-                    .insert(header::CONNECTION, HeaderValue::from_static("close"));
-            }
-        }
-        answer
-    }
-
-    /// Logs, and ends what kube-apiserver would end.
-    fn observe(
-        &self,
-        info: &RequestInfo,
-        asker: &Asker,
-        decision: &Decision,
-        answer: &Response<Body>,
-    ) {
-        let status = answer.status();
-        // kube-apiserver ends the whole connection after these; streams that run go on (design 4.3).
-        if self.h2
-            && (status == StatusCode::UNAUTHORIZED || asker.kind == AskerKind::Anonymous)
-            && matches!(decision.to, To::Server(_))
-        {
-            self.farewell.notify_one();
-        }
-        let because = decision.because.as_str();
-        let verb = info.verb().as_str();
-        let path = info.path();
-        match &decision.to {
-            To::Server(server) if server.id != crate::api::ServerId::Local => {
-                tracing::info!(client = %self.client, verb, path, server = %server.id, because, status = status.as_u16(), "Rerouted");
-            }
-            to => {
-                tracing::debug!(client = %self.client, verb, path, ?to, because, status = status.as_u16(), "Answered");
-            }
-        }
-    }
-}
-
-/// Which certificate an upgrade's own connection shows.
-const fn presenting(lane: &Lane, caller: &Caller) -> Presenting {
-    match (lane, caller) {
-        (Lane::Shared, _) | (_, Caller::FrontProxy | Caller::User(_)) => Presenting::FrontProxy,
-        _ => Presenting::Nothing,
     }
 }

@@ -125,6 +125,7 @@ impl HttpBody for Kept {
             // Trailers are not kept: nobody sends any to kube-apiserver.
             _ => shared.lost = true,
         }
+        drop(shared);
         Poll::Ready(Some(Ok(frame)))
     }
 
@@ -137,6 +138,7 @@ impl HttpBody for Kept {
         let shared = lock(&self.shared);
         let kept: usize = shared.frames.iter().skip(self.at).map(Bytes::len).sum();
         let rest = shared.body.size_hint();
+        drop(shared);
         rest.exact().map_or_else(SizeHint::default, |rest| {
             SizeHint::with_exact(rest + kept as u64)
         })

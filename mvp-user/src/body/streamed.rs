@@ -1,7 +1,7 @@
 //! The body of an answer that arrives on an HTTP/2 stream of an upstream connection.
 //!
 //! Hyper's own body takes a stream that was reset with `NO_ERROR` for complete; here an answer is complete only after
-//! END_STREAM, so that a truncated one stays truncated downstream. Window is given back as frames are handed on, so
+//! `END_STREAM`, so that a truncated one stays truncated downstream. Window is given back as frames are handed on, so
 //! the reader's pace reaches the sender.
 
 use std::{

@@ -20,6 +20,8 @@ use super::Visit;
 
 /// Bound of a request's headers.
 const MAX_HEADERS: u32 = 1024 * 1024;
+/// What may be read beyond them.
+const READ_AHEAD: usize = 64 * 1024;
 /// Header lines of one HTTP/1.1 request: a user of 1,000 groups behind a front proxy, and then some.
 const MAX_HEADER_LINES: usize = 2000;
 /// How long a request's headers may take.
@@ -48,7 +50,8 @@ pub(super) async fn serve_h1(
             .timer(TokioTimer::new())
             .header_read_timeout(HEADER_TIMEOUT)
             .max_headers(MAX_HEADER_LINES)
-            .max_buf_size(MAX_HEADERS as usize)
+            .max_header_size(MAX_HEADERS as usize)
+            .max_buf_size(MAX_HEADERS as usize + READ_AHEAD)
             .serve_connection(TokioIo::new(io), service)
             .with_upgrades()
     );

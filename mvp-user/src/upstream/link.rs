@@ -1,7 +1,7 @@
 //! One HTTP/2 connection to an API server, driven by a task of its thread and used by that thread alone.
 //!
 //! The h2 crate is used directly, not through hyper's client: it says at once when the peer sends GOAWAY, which resets
-//! were REFUSED_STREAM, what the stream limit is, when a 100 arrives; and a request costs no task and no channel.
+//! were `REFUSED_STREAM`, what the stream limit is, when a 100 arrives; and a request costs no task and no channel.
 
 use std::{
     cell::{Cell, RefCell},
@@ -39,7 +39,7 @@ use crate::body::{Body, Open, Streamed};
 /// A connection without a read for this long is asked for a sign of life, and given as long to show one (design 7).
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// An unused connection is closed; kube-apiserver closes it after 90 s, and a race with that costs a retry.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long the server's first SETTINGS may take; it sends them without being asked.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(3);
 /// Streams used of a connection, however many the server allows: the connection window is made for as many.
@@ -87,8 +87,8 @@ struct Heard(std::sync::atomic::AtomicBool);
 #[derive(Debug)]
 pub(super) enum LinkError {
     /// The connection takes no more requests; nothing was sent, and the request comes back.
-    NotSent(Request<Body>),
-    /// REFUSED_STREAM, or beyond the last stream of a GOAWAY: the server says that it did not look at it (RFC 9113, 8.7).
+    NotSent(Box<Request<Body>>),
+    /// `REFUSED_STREAM`, or beyond the last stream of a GOAWAY: the server says that it did not look at it (RFC 9113, 8.7).
     Refused(h2::Error),
     /// The client's side of the request broke off.
     ClientGone(ClientGone),
@@ -180,7 +180,9 @@ impl Link {
             })
         });
         if !ready.await {
-            return Err(LinkError::NotSent(Request::from_parts(parts, body)));
+            return Err(LinkError::NotSent(Box::new(Request::from_parts(
+                parts, body,
+            ))));
         }
         let whole = http_body::Body::is_end_stream(&body);
         // HTTP/2 clients need no gate: nothing is told to them by reading their body.

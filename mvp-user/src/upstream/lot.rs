@@ -27,9 +27,9 @@ use crate::{
 };
 
 /// mvp's own connections to peers are raw at the peer's mvp and hold up its replacement (design 2), so they are renewed.
-const MAX_AGE: Duration = Duration::from_secs(600);
+const MAX_AGE: Duration = Duration::from_mins(10);
 /// An unused HTTP/1.1 connection is not used again after this; kube-apiserver closes it after 90 s.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 /// HTTP/2 connections of one lot: room for 25,600 streams.
 const MAX_LINKS: usize = 256;
 /// HTTP/1.1 connections of one lot.
@@ -121,7 +121,7 @@ impl Lot {
                     Ok(response) => return Ok(response),
                     Err(LinkError::NotSent(back)) => {
                         link.retire();
-                        request = back;
+                        request = *back;
                     }
                     Err(LinkError::Refused(error)) => {
                         return Err(SendError::new(Cause::Refused(error), true));
@@ -245,18 +245,18 @@ impl Lot {
                 });
                 Sent::Done(Ok(response.map(Body::Incoming)))
             }
-            Err(mut error) => match error.take_message() {
-                Some(back) => Sent::Again(http1::absolute_form(back)),
-                None => {
-                    let error = error.into_error();
-                    let cause = if error.is_user() || error.is_body_write_aborted() {
-                        Cause::ClientGone(error.into())
-                    } else {
-                        Cause::Broken(error.into())
-                    };
-                    Sent::Done(Err(SendError::new(cause, false)))
+            Err(mut error) => {
+                if let Some(back) = error.take_message() {
+                    return Sent::Again(http1::absolute_form(back));
                 }
-            },
+                let error = error.into_error();
+                let cause = if error.is_user() || error.is_body_write_aborted() {
+                    Cause::ClientGone(error.into())
+                } else {
+                    Cause::Broken(error.into())
+                };
+                Sent::Done(Err(SendError::new(cause, false)))
+            }
         }
     }
 }

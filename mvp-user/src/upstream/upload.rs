@@ -20,7 +20,7 @@ pub(super) struct Upload {
     stream: SendStream<Bytes>,
     /// Taken from the body, not yet sent.
     chunk: Bytes,
-    /// The client speaks HTTP/2: its body is whole only after END_STREAM, whatever hyper says (see `finish`).
+    /// The client speaks HTTP/2: its body is whole only after `END_STREAM`, whatever hyper says (see `finish`).
     framed: bool,
 }
 

@@ -5,7 +5,6 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use http::StatusCode;
 use http_body_util::BodyExt as _;
 
 use super::{archive::file, *};

@@ -1,0 +1,227 @@
+//! What is known about one client connection, and about one request on it: who asks, for what, over which connections.
+
+use std::{
+    cell::{Cell, OnceCell, RefCell},
+    net::SocketAddr,
+    rc::Rc,
+    time::SystemTime,
+};
+
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use hyper::{body::Incoming, upgrade::OnUpgrade};
+use tokio::sync::Notify;
+
+use super::{Joint, Thread};
+use crate::{
+    accept::TlsConnection,
+    api::{PEER_PROXIED, ServerId},
+    body::Body,
+    forward::{From, Outbound},
+    identity::{self, Caller, Presented},
+    reply::{self, Refusal},
+    request_info::RequestInfo,
+    route::{Asker, AskerKind, Decision, To},
+    tls::Presenting,
+    upstream::{Lane, Pair},
+};
+
+/// One client connection whose TLS ends here.
+pub(super) struct Visit {
+    pub(super) thread: Rc<Thread>,
+    pub(super) client: SocketAddr,
+    pub(super) from: From,
+    pub(super) decided: bool,
+    pub(super) h2: bool,
+    pub(super) presented: RefCell<Option<Presented>>,
+    /// Upstream connections for tokens and for nobody.
+    pub(super) pair: OnceCell<Rc<Pair>>,
+    /// Upstream connections for forwarded users whom the upstream treats as nobody.
+    pub(super) forwarding_pair: OnceCell<Rc<Pair>>,
+    /// Asks for a graceful end of the connection.
+    pub(super) farewell: Rc<Notify>,
+    /// What the connection becomes after a 101.
+    pub(super) tunnel: RefCell<Option<Joint>>,
+    pub(super) answers: Cell<u64>,
+}
+
+/// One request, read and cleaned.
+pub(super) struct Ask {
+    pub(super) info: RequestInfo,
+    pub(super) asker: Asker,
+    pub(super) outbound: Outbound,
+    /// Upstream connections that it may use.
+    pub(super) lane: Lane,
+    /// What the connection of its upgrade presents.
+    pub(super) presenting: Presenting,
+    /// The client's side of an upgrade.
+    pub(super) client: Option<OnUpgrade>,
+    /// The answer has no body.
+    pub(super) head: bool,
+}
+
+impl Visit {
+    /// A client that has just arrived at `thread`.
+    pub(super) fn new(thread: Rc<Thread>, connection: &TlsConnection) -> Self {
+        Self {
+            client: connection.peer,
+            from: From::new(connection.peer.ip()),
+            decided: connection.decided,
+            h2: connection.h2,
+            presented: RefCell::new(connection.chain().and_then(Presented::new)),
+            pair: OnceCell::new(),
+            forwarding_pair: OnceCell::new(),
+            farewell: Rc::default(),
+            tunnel: RefCell::default(),
+            answers: Cell::new(0),
+            thread,
+        }
+    }
+
+    /// Reads a request twice (who asks, and for what) and cleans it; or the refusal it deserves.
+    pub(super) fn ask(&self, mut request: Request<Incoming>) -> Result<Ask, Box<Response<Body>>> {
+        self.answers.set(self.answers.get() + 1);
+        let head = *request.method() == Method::HEAD;
+        let refuse = |why| Box::new(self.refuse(head, why));
+        let caller = self.caller(&request);
+        let Some(asker) = self.asker(&caller, &request) else {
+            return Err(refuse(Refusal::Unauthorized));
+        };
+        let info = RequestInfo::parse(request.method(), request.uri())
+            .map_err(|bad| refuse(Refusal::BadRequest(bad.as_str())))?;
+        let client = (!self.h2 && request.headers().contains_key(header::UPGRADE))
+            .then(|| hyper::upgrade::on(&mut request));
+        let names = &self.thread.shared.config.request_headers;
+        let (lane, presenting) = self.lane(&caller, &request);
+        let outbound = Outbound::new(request, &self.from, &info, &caller, names)
+            .map_err(|what| refuse(Refusal::BadRequest(what)))?;
+        Ok(Ask {
+            info,
+            asker,
+            outbound,
+            lane,
+            presenting,
+            client,
+            head,
+        })
+    }
+
+    fn caller(&self, request: &Request<Incoming>) -> Caller {
+        let shared = &self.thread.shared;
+        match self.presented.borrow_mut().as_mut() {
+            None => identity::without_certificate(request.headers()),
+            Some(presented) => {
+                let caller = presented.caller(
+                    request.headers(),
+                    &shared.tls.current().authorities,
+                    &shared.config.request_headers,
+                    SystemTime::now(),
+                );
+                if matches!(caller, Caller::Token | Caller::Rejected(_))
+                    && let Some(reason) = presented.fault()
+                {
+                    shared.metrics.certificate(reason);
+                    tracing::info!(
+                        client = %self.client,
+                        reason = reason.as_str(),
+                        subject = ?presented.subject(),
+                        token = matches!(caller, Caller::Token),
+                        "Certificate without identity"
+                    );
+                }
+                caller
+            }
+        }
+    }
+
+    /// How routing sees the caller; none: a certificate without identity, and no token.
+    fn asker(&self, caller: &Caller, request: &Request<Incoming>) -> Option<Asker> {
+        let kind = match caller {
+            Caller::FrontProxy => AskerKind::FrontProxy,
+            Caller::User(_) => AskerKind::User,
+            Caller::Token => AskerKind::Token,
+            Caller::Anonymous => AskerKind::Anonymous,
+            Caller::Rejected(_) => return None,
+        };
+        Some(Asker {
+            kind,
+            marker: kind == AskerKind::FrontProxy
+                && request
+                    .headers()
+                    .get(PEER_PROXIED)
+                    .is_some_and(|value| value == "true"),
+            decided: self.decided,
+            client: self.client.ip(),
+        })
+    }
+
+    /// Which upstream connections the request may use (design 4.3).
+    fn lane(&self, caller: &Caller, request: &Request<Incoming>) -> (Lane, Presenting) {
+        let names = &self.thread.shared.config.request_headers;
+        let (cell, presenting) = match caller {
+            Caller::FrontProxy | Caller::User(_) => {
+                if !identity::ends_connections(caller, request.headers(), names) {
+                    return (Lane::Shared, Presenting::FrontProxy);
+                }
+                (&self.forwarding_pair, Presenting::FrontProxy)
+            }
+            _ => (&self.pair, Presenting::Nothing),
+        };
+        let pair = cell.get_or_init(|| {
+            let farewell = Rc::clone(&self.farewell);
+            Pair::new(presenting, move || farewell.notify_one())
+        });
+        (Lane::Pair(Rc::clone(pair)), presenting)
+    }
+
+    /// A refusal before anything was decided.
+    fn refuse(&self, head: bool, why: Refusal) -> Response<Body> {
+        tracing::debug!(client = %self.client, why = why.as_str(), "Refused");
+        if why == Refusal::Unauthorized {
+            // As kube-apiserver after a 401 over HTTP/2.
+            self.farewell.notify_one();
+        }
+        self.refused(head, why)
+    }
+
+    pub(super) fn refused(&self, head: bool, why: Refusal) -> Response<Body> {
+        self.thread.shared.metrics.refused(why);
+        let mut answer = reply::refuse(why);
+        if head {
+            *answer.body_mut() = Body::Empty;
+        }
+        if why == Refusal::ForwardingRefused {
+            // So that the client comes again, directly.
+            self.farewell.notify_one();
+            if !self.h2 {
+                answer
+                    .headers_mut()
+                    .insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+        }
+        answer
+    }
+
+    /// Logs, and ends what kube-apiserver would end.
+    pub(super) fn observe(&self, ask: &Ask, decision: &Decision, answer: &Response<Body>) {
+        let Ask { info, asker, .. } = ask;
+        let status = answer.status();
+        // kube-apiserver ends the whole connection after these; streams that run go on (design 4.3).
+        if self.h2
+            && (status == StatusCode::UNAUTHORIZED || asker.kind == AskerKind::Anonymous)
+            && matches!(decision.to, To::Server(_))
+        {
+            self.farewell.notify_one();
+        }
+        let because = decision.because.as_str();
+        let verb = info.verb().as_str();
+        let path = info.path();
+        match &decision.to {
+            To::Server(server) if server.id != ServerId::Local => {
+                tracing::info!(client = %self.client, verb, path, server = %server.id, because, status = status.as_u16(), "Rerouted");
+            }
+            to => {
+                tracing::debug!(client = %self.client, verb, path, ?to, because, status = status.as_u16(), "Answered");
+            }
+        }
+    }
+}

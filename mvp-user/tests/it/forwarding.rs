@@ -1,0 +1,437 @@
+//! Requests of every kind of caller, over each protocol on each side.
+
+use std::time::Duration;
+
+use bench::pki::ClusterPki;
+use http::Request;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::timeout,
+};
+
+use crate::{
+    client::{Wire, get},
+    fake::{Fake, Speaks, text},
+    plane::{Plane, anonymous, token, user},
+};
+
+#[tokio::test]
+async fn each_kind_of_caller_reaches_local_as_itself_over_each_protocol() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in [Speaks::Both, Speaks::Http1] {
+        let local = Fake::named(&pki, speaks, "local").await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        for http2 in [true, false] {
+            let path = "/api/v1/namespaces/default/pods?limit=1";
+            for client in [
+                user(&pki, "jane", &["dev", "ops"], http2),
+                token(&pki, "secret", http2),
+                anonymous(&pki, http2),
+            ] {
+                let answer = client.once(plane.address, "GET", path).await.unwrap();
+                assert_eq!(
+                    (answer.status.as_u16(), answer.text()),
+                    (200, "local".into())
+                );
+            }
+            let seen = local.seen();
+            let [jane, secret, nobody] = &seen[seen.len() - 3..] else {
+                panic!("{seen:?}")
+            };
+            for request in [jane, secret, nobody] {
+                assert_eq!(request.uri.path_and_query().unwrap(), path);
+                assert_eq!(request.header("x-forwarded-for"), ["127.0.0.1"]);
+            }
+            assert!(jane.certificate && !secret.certificate && !nobody.certificate);
+            assert_eq!(jane.header("x-remote-user"), ["jane"]);
+            assert_eq!(jane.header("x-remote-group"), ["dev", "ops"]);
+            assert_eq!(secret.header("authorization"), ["Bearer secret"]);
+            assert_eq!(secret.header("x-remote-user"), [""; 0]);
+            assert_eq!(nobody.header("x-remote-user"), [""; 0]);
+            assert_eq!(nobody.header("authorization"), [""; 0]);
+        }
+    }
+}
+
+/// Sends raw bytes over HTTP/1.1 and reads until the connection ends or nothing comes for a while.
+async fn raw(client: &bench::client::Client, to: std::net::SocketAddr, bytes: &[u8]) -> String {
+    let mut io = client.tls(to).await.unwrap();
+    io.write_all(bytes).await.unwrap();
+    io.flush().await.unwrap();
+    let mut answer = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(Ok(read)) = timeout(Duration::from_millis(300), io.read(&mut buffer)).await {
+        if read == 0 {
+            answer.extend_from_slice(b"<closed>");
+            break;
+        }
+        answer.extend_from_slice(&buffer[..read]);
+    }
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test]
+async fn nobody_can_smuggle_an_identity_an_address_or_a_marker() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in [Speaks::Both, Speaks::Http1] {
+        let local = Fake::named(&pki, speaks, "local").await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        for http2 in [true, false] {
+            let headers = [
+                ("X-REMOTE-UID", "1"),
+                ("X-Remote-User", "admin"),
+                ("x-remote-group", "system:masters"),
+                ("x-remote-extra-scopes", "a"),
+                ("x-remote-extra-scopes", "b"),
+                ("x_remote_user", "admin"),
+                ("X-Auth-User", "admin"),
+                ("X-Forwarded-For", "1.2.3.4"),
+                ("X-Forwarded-For", "5.6.7.8, 9.9.9.9"),
+                ("X-Real-Ip", "6.6.6.6"),
+                ("x-kubernetes-peer-proxied", "true"),
+                ("Impersonate-User", "jim"),
+                ("Audit-Id", "chosen"),
+            ];
+            for client in [
+                user(&pki, "jane", &["dev"], http2),
+                token(&pki, "secret", http2),
+                anonymous(&pki, http2),
+            ] {
+                let answer = client
+                    .once_with(plane.address, "GET", "/api/v1/pods", &headers, "")
+                    .await
+                    .unwrap();
+                assert_eq!(answer.status, 200);
+            }
+            let seen = local.seen();
+            let requests = &seen[seen.len() - 3..];
+            for request in requests {
+                for name in [
+                    "x-auth-user",
+                    "x_remote_user",
+                    "x-remote-extra-scopes",
+                    "x-real-ip",
+                    "x-kubernetes-peer-proxied",
+                    "x-remote-uid",
+                ] {
+                    assert_eq!(request.header(name), [""; 0], "{name}");
+                }
+                assert_eq!(
+                    request.header("x-forwarded-for"),
+                    ["1.2.3.4, 5.6.7.8, 9.9.9.9, 127.0.0.1"]
+                );
+                assert_eq!(request.header("impersonate-user"), ["jim"]);
+                assert_eq!(request.header("audit-id"), ["chosen"]);
+            }
+            assert_eq!(requests[0].header("x-remote-user"), ["jane"]);
+            assert_eq!(requests[0].header("x-remote-group"), ["dev"]);
+            assert_eq!(requests[1].header("x-remote-user"), [""; 0]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn headers_of_one_connection_stay_on_it() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in [Speaks::Both, Speaks::Http1] {
+        let local = Fake::start(&pki, speaks, move |_| async move {
+            let mut answer = text(200, "local");
+            if speaks == Speaks::Http1 {
+                for (name, value) in [
+                    ("connection", "close, x-hop"),
+                    ("x-hop", "1"),
+                    ("keep-alive", "timeout=5"),
+                    ("upgrade", "h2c"),
+                ] {
+                    answer.headers_mut().insert(name, value.parse().unwrap());
+                }
+            }
+            answer.headers_mut().insert("x-end", "1".parse().unwrap());
+            Ok(answer)
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        let client = user(&pki, "jane", &[], false);
+        let request = "GET /api/v1/pods HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, X-Mine\r\nConnection: x-other\r\nX-Mine: 1\r\nx-other: 2\r\n\
+             Keep-Alive: 3\r\nProxy-Connection: keep-alive\r\nTE: trailers\r\nX-End: 1\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA\r\n\r\n";
+        let answer = raw(&client, plane.address, request.as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(
+            answer.contains("x-end: 1")
+                && !answer.contains("x-hop")
+                && !answer.contains("keep-alive"),
+            "{answer}"
+        );
+        assert!(
+            !answer.contains("<closed>"),
+            "the upstream's Connection: close is not the client's: {answer}"
+        );
+        let seen = local.seen().pop().unwrap();
+        for name in [
+            "x-mine",
+            "x-other",
+            "keep-alive",
+            "proxy-connection",
+            "te",
+            "upgrade",
+            "http2-settings",
+            "connection",
+        ] {
+            assert_eq!(seen.header(name), [""; 0], "{name}");
+        }
+        assert_eq!(seen.header("x-end"), ["1"]);
+        let authority = seen.uri.authority().map(ToString::to_string);
+        assert_eq!(
+            authority.unwrap_or_else(|| seen.header("host").join("|")),
+            "a"
+        );
+        // The same answer over HTTP/2: a strict client sees no header of the upstream's connection.
+        let answer = user(&pki, "jane", &[], true)
+            .once(plane.address, "GET", "/api/v1/pods")
+            .await
+            .unwrap();
+        assert_eq!(answer.status, 200);
+        for name in [
+            "connection",
+            "x-hop",
+            "keep-alive",
+            "upgrade",
+            "transfer-encoding",
+        ] {
+            assert!(!answer.headers.contains_key(name), "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn path_and_query_arrive_byte_for_byte() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in [Speaks::Both, Speaks::Http1] {
+        let local = Fake::named(&pki, speaks, "local").await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/services"]), &[]).await;
+        for path in [
+            "/api/v1/namespaces/d/services/s:80/proxy/a%2Fb//c/../d?x=1;y=2&command=b&command=a",
+            "/apis/g%2Fx/v1/r",
+            "/api/v1/namespaces/d/services/s/proxy/%41%7e!$&'()*+,;=:@~-._?a=%20b&&c==d?e/f",
+            "/api/v1/services?labelSelector=a%3Db%2Cc+in+%28d%29&fieldSelector=metadata.name%3Dx&",
+            "/api/v1/namespaces/d/services/s/proxy/?",
+            "//api//v1/services/",
+        ] {
+            let client = user(&pki, "jane", &[], true);
+            let answer = client.once(plane.address, "GET", path).await.unwrap();
+            assert_eq!(answer.status, 200, "{path}");
+            assert_eq!(
+                local
+                    .seen()
+                    .pop()
+                    .unwrap()
+                    .uri
+                    .path_and_query()
+                    .unwrap()
+                    .as_str(),
+                path
+            );
+            let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
+            let answer = raw(
+                &user(&pki, "jane", &[], false),
+                plane.address,
+                request.as_bytes(),
+            )
+            .await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+            assert_eq!(
+                local
+                    .seen()
+                    .pop()
+                    .unwrap()
+                    .uri
+                    .path_and_query()
+                    .unwrap()
+                    .as_str(),
+                path
+            );
+        }
+        for (bytes, what) in [
+            ("GET /api/%zz HTTP/1.1\r\nHost: a\r\n\r\n", "bad escape"),
+            ("GET /api HTTP/1.1\r\n\r\n", "no Host"),
+            (
+                "GET /api HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+                "two Hosts",
+            ),
+            ("GET /api HTTP/1.1\r\nHost: a/b\r\n\r\n", "bad Host"),
+            ("CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", "CONNECT"),
+        ] {
+            let count = local.seen().len();
+            let answer = raw(
+                &user(&pki, "jane", &[], false),
+                plane.address,
+                bytes.as_bytes(),
+            )
+            .await;
+            assert!(answer.starts_with("HTTP/1.1 400"), "{what}: {answer}");
+            assert_eq!(local.seen().len(), count, "{what}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_with_two_lengths_is_one_request_and_the_last() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in [Speaks::Both, Speaks::Http1] {
+        let local = Fake::start(&pki, speaks, |request: Request<Incoming>| async move {
+            let body = request
+                .into_body()
+                .collect()
+                .await
+                .map_err(std::io::Error::other)?;
+            Ok(text(200, body.to_bytes()))
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        let inner = "GET /api/v1/secrets HTTP/1.1\r\nHost: a\r\n\r\n";
+        let cases = [
+            ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", true),
+            ("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", true),
+            (
+                "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+                false,
+            ),
+            ("Transfer-Encoding: xchunked\r\n", false),
+            ("Content-Length: 5\r\nContent-Length: 6\r\n", false),
+            ("Content-Length: +5\r\n", false),
+        ];
+        for (lengths, served) in cases {
+            let before = local.seen().len();
+            let request = format!(
+                "POST /api/v1/pods HTTP/1.1\r\nHost: a\r\n{lengths}\r\n5\r\nhello\r\n0\r\n\r\n{inner}"
+            );
+            let answer = raw(
+                &user(&pki, "jane", &[], false),
+                plane.address,
+                request.as_bytes(),
+            )
+            .await;
+            let seen = local.seen();
+            assert!(answer.ends_with("<closed>"), "{lengths}: {answer}");
+            assert_eq!(
+                seen.len() - before,
+                usize::from(served),
+                "{lengths}: {seen:?}"
+            );
+            if served {
+                let one = seen.last().unwrap();
+                assert!(
+                    one.header("content-length").is_empty()
+                        || one.header("transfer-encoding").is_empty()
+                );
+                assert!(answer.contains("hello"), "{answer}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn bodies_pass_whole_in_both_directions_with_trailers_and_lengths() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in [Speaks::Both, Speaks::Http1] {
+        let local = Fake::start(&pki, speaks, |request: Request<Incoming>| async move {
+            let length = request.headers().get("content-length").cloned();
+            let body = request
+                .into_body()
+                .collect()
+                .await
+                .map_err(std::io::Error::other)?
+                .to_bytes();
+            let mut answer = text(200, body);
+            if let Some(length) = length {
+                answer.headers_mut().insert("x-length", length);
+            }
+            Ok(answer)
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        for http2 in [true, false] {
+            for size in [0, 1, 1000, 70_000, 5_000_000] {
+                let body: Vec<u8> = (0..size).map(|i| u8::try_from(i % 251).unwrap()).collect();
+                for client in [user(&pki, "jane", &[], http2), token(&pki, "t", http2)] {
+                    let answer = client
+                        .once_with(plane.address, "POST", "/api/v1/pods", &[], body.clone())
+                        .await
+                        .unwrap();
+                    assert_eq!(answer.status, 200);
+                    assert!(answer.body == body, "{size} {http2} {speaks:?}");
+                    if size > 0 {
+                        assert_eq!(answer.headers["content-length"], size.to_string());
+                        assert_eq!(answer.headers["x-length"], size.to_string());
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn large_headers_pass_and_too_large_ones_are_431() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in [Speaks::Both, Speaks::Http1] {
+        let local = Fake::start(&pki, speaks, |_| async {
+            let mut answer = text(200, "local");
+            for i in 0..25 {
+                let name = http::HeaderName::try_from(format!("x-{i}")).unwrap();
+                answer
+                    .headers_mut()
+                    .insert(name, "v".repeat(4000).parse().unwrap());
+            }
+            Ok(answer)
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        for http2 in [true, false] {
+            let groups: Vec<String> = (0..150).map(|i| format!("group-{i}")).collect();
+            let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
+            let client = user(&pki, "jane", &groups, http2);
+            let mut wire = Wire::open(&client, plane.address).await;
+            let answer = wire.send(get(&client, "/api/v1/pods")).await.unwrap();
+            assert_eq!(
+                (answer.status().as_u16(), answer.headers()["x-24"].len()),
+                (200, 4000)
+            );
+            assert_eq!(local.seen().pop().unwrap().header("x-remote-group"), groups);
+            let big = "t".repeat(64 * 1024);
+            let client = token(&pki, &big, http2);
+            let mut wire = Wire::open(&client, plane.address).await;
+            assert_eq!(
+                wire.send(get(&client, "/api/v1/pods"))
+                    .await
+                    .unwrap()
+                    .status(),
+                200
+            );
+            let client = user(&pki, "jane", &[], http2);
+            let mut wire = Wire::open(&client, plane.address).await;
+            let mut huge = get(&client, "/api/v1/pods");
+            huge.headers_mut()
+                .insert("x-huge", "h".repeat(1_100_000).parse().unwrap());
+            assert_eq!(wire.send(huge).await.unwrap().status(), 431, "{http2}");
+            if http2 {
+                assert_eq!(
+                    wire.send(get(&client, "/api/v1/pods"))
+                        .await
+                        .unwrap()
+                        .status(),
+                    200
+                );
+            }
+        }
+        // A URI is bounded by the http crate at 64 KiB; that much of a selector must pass.
+        let selector = format!("/api/v1/pods?labelSelector={}", "a".repeat(60_000));
+        let client = user(&pki, "jane", &[], true);
+        let mut wire = Wire::open(&client, plane.address).await;
+        assert_eq!(
+            wire.send(get(&client, &selector)).await.unwrap().status(),
+            200
+        );
+    }
+}

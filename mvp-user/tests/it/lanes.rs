@@ -1,0 +1,519 @@
+//! Upstream connections that are shared or paired, and how their ends reach the client (design 4.3).
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bench::pki::ClusterPki;
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use tokio::time::sleep;
+
+use crate::{
+    client::{Bare, Wire, get},
+    fake::{Fake, Speaks, text},
+    plane::{Plane, anonymous, token, user},
+    streaming::{eventually, fed},
+};
+
+/// Answers watches with an open stream, and everything else as kube-apiserver would a token.
+fn kubernetes(request: &Request<Incoming>) -> Response<crate::fake::AnyBody> {
+    if request.uri().query() == Some("watch=1") {
+        let (feed, body) = fed();
+        tokio::spawn(async move {
+            feed.send(Ok("event".into())).await.ok();
+            while feed.send(Ok(".".into())).await.is_ok() {
+                sleep(Duration::from_millis(20)).await;
+            }
+        });
+        return Response::new(body);
+    }
+    match request
+        .headers()
+        .get("authorization")
+        .map(|it| it.as_bytes())
+    {
+        Some(b"Bearer expired") => text(401, "Unauthorized"),
+        _ => text(200, "ok"),
+    }
+}
+
+#[tokio::test]
+async fn certificate_users_share_connections_and_tokens_have_their_own() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::start(&pki, Speaks::Both, |request| async move {
+        Ok(kubernetes(&request))
+    })
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    for n in 0..10 {
+        let client = user(&pki, &format!("user-{n}"), &[], n % 2 == 0);
+        assert_eq!(
+            client
+                .once(plane.address, "GET", "/api/v1/pods")
+                .await
+                .unwrap()
+                .status,
+            200
+        );
+    }
+    assert_eq!(local.connections(), 1);
+    let mut wires = Vec::new();
+    for n in 0..5 {
+        let client = token(&pki, &format!("t{n}"), true);
+        let mut wire = Wire::open(&client, plane.address).await;
+        for _ in 0..3 {
+            assert_eq!(
+                wire.send(get(&client, "/api/v1/pods"))
+                    .await
+                    .unwrap()
+                    .status(),
+                200
+            );
+        }
+        wires.push(wire);
+    }
+    assert_eq!(local.connections(), 6);
+    for seen in local.seen() {
+        assert_eq!(seen.certificate, seen.headers.contains_key("x-remote-user"));
+    }
+    // Closed with their clients.
+    let before = local.connections();
+    drop(wires);
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(local.connections(), before);
+}
+
+#[tokio::test]
+async fn a_user_whom_the_upstream_takes_for_nobody_does_not_share() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::named(&pki, Speaks::Both, "ok").await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    for (name, groups) in [
+        ("jane", vec![]),
+        ("system:anonymous", vec![]),
+        ("x", vec!["system:unauthenticated"]),
+    ] {
+        user(&pki, name, &groups, true)
+            .once(plane.address, "GET", "/api/v1/pods")
+            .await
+            .unwrap();
+    }
+    let seen = local.seen();
+    assert_eq!(
+        seen.iter().map(|it| it.connection).collect::<Vec<_>>(),
+        [0, 1, 2]
+    );
+    assert!(seen.iter().all(|it| it.certificate));
+}
+
+#[tokio::test]
+async fn a_401_and_an_anonymous_answer_end_an_http2_connection_gracefully() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::start(&pki, Speaks::Both, |request| async move {
+        Ok(kubernetes(&request))
+    })
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    for (client, status) in [
+        (token(&pki, "expired", true), 401),
+        (anonymous(&pki, true), 200),
+    ] {
+        let mut wire = Wire::open(&client, plane.address).await;
+        let answer = wire.send(get(&client, "/api/v1/pods")).await.unwrap();
+        assert_eq!(answer.status(), status);
+        answer.into_body().collect().await.unwrap();
+        eventually("the connection ends", || wire.is_closed()).await;
+    }
+    // HTTP/1.1 clients are not closed, as with kube-apiserver.
+    let client = token(&pki, "expired", false);
+    let mut wire = Wire::open(&client, plane.address).await;
+    for _ in 0..2 {
+        let answer = wire.send(get(&client, "/api/v1/pods")).await.unwrap();
+        assert_eq!(answer.status(), 401);
+        answer.into_body().collect().await.unwrap();
+    }
+    // A running watch survives the end of its connection, and gets its events.
+    let good = token(&pki, "good", true);
+    let mut wire = Wire::open(&good, plane.address).await;
+    let mut watch = wire.send(get(&good, "/api/v1/pods?watch=1")).await.unwrap();
+    let mut bad = get(&good, "/api/v1/pods");
+    bad.headers_mut()
+        .insert("authorization", "Bearer expired".parse().unwrap());
+    assert_eq!(wire.send(bad).await.unwrap().status(), 401);
+    for _ in 0..20 {
+        watch.body_mut().frame().await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_goaway_on_a_pair_reaches_its_client_and_running_streams_finish() {
+    let pki = ClusterPki::new().unwrap();
+    let stop = Arc::new(tokio::sync::Notify::new());
+    let stopping = Arc::clone(&stop);
+    let local = Fake::raw(&pki, Speaks::Both, Arc::default(), move |io, _| {
+        let stopping = Arc::clone(&stopping);
+        async move {
+            let service = hyper::service::service_fn(|request: Request<Incoming>| async move {
+                Ok::<_, std::io::Error>(kubernetes(&request))
+            });
+            let connection =
+                hyper::server::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new())
+                    .serve_connection(hyper_util::rt::TokioIo::new(io), service);
+            let mut connection = std::pin::pin!(connection);
+            loop {
+                tokio::select! {
+                    _ = connection.as_mut() => return,
+                    () = stopping.notified() => connection.as_mut().graceful_shutdown(),
+                }
+            }
+        }
+    })
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = token(&pki, "t", true);
+    let mut bare = Bare::open(&client, plane.address).await;
+    let mut watch = bare.get(&client, "/api/v1/pods?watch=1").await;
+    watch.body_mut().data().await.unwrap().unwrap();
+    assert!(!bare.is_sent_away());
+    stop.notify_waiters();
+    // The client is told to open another connection, with no request needed to find out.
+    eventually("the client is told", || bare.is_sent_away()).await;
+    for _ in 0..20 {
+        watch.body_mut().data().await.unwrap().unwrap();
+    }
+    // On a shared connection nobody is told: the next request takes another one.
+    let client = user(&pki, "jane", &[], true);
+    let mut wire = Wire::open(&client, plane.address).await;
+    let mut watch = wire
+        .send(get(&client, "/api/v1/pods?watch=1"))
+        .await
+        .unwrap();
+    watch.body_mut().frame().await.unwrap().unwrap();
+    let before = local.connections();
+    stop.notify_waiters();
+    for _ in 0..5 {
+        assert_eq!(
+            wire.send(get(&client, "/api/v1/pods"))
+                .await
+                .unwrap()
+                .status(),
+            200
+        );
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(local.connections(), before + 1);
+    for _ in 0..20 {
+        watch.body_mut().frame().await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn refused_streams_and_those_beyond_goaway_are_sent_again_whatever_their_method() {
+    let pki = ClusterPki::new().unwrap();
+    for goaway in [false, true] {
+        let worked = Arc::<AtomicUsize>::default();
+        let count = Arc::clone(&worked);
+        let local = Fake::raw(&pki, Speaks::Both, Arc::default(), move |io, number| {
+            let count = Arc::clone(&count);
+            async move {
+                let mut connection = h2::server::handshake(io).await.unwrap();
+                if number == 0 && goaway {
+                    // Takes the request's headers, and says that it will not look at them.
+                    let (_request, respond) = connection.accept().await.unwrap().unwrap();
+                    std::mem::forget(respond);
+                    connection.abrupt_shutdown(h2::Reason::NO_ERROR);
+                    std::future::poll_fn(|cx| connection.poll_closed(cx))
+                        .await
+                        .ok();
+                    return;
+                }
+                let mut first = number == 0;
+                while let Some(Ok((_request, mut respond))) = connection.accept().await {
+                    if std::mem::take(&mut first) {
+                        respond.send_reset(h2::Reason::REFUSED_STREAM);
+                        continue;
+                    }
+                    count.fetch_add(1, Ordering::SeqCst);
+                    respond
+                        .send_response(Response::builder().status(201).body(()).unwrap(), true)
+                        .unwrap();
+                }
+            }
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        let client = user(&pki, "jane", &[], true);
+        let answer = client
+            .once_with(plane.address, "POST", "/api/v1/pods", &[], "x")
+            .await
+            .unwrap();
+        // An abrupt GOAWAY names the request's own stream as looked at, so only REFUSED_STREAM proves anything.
+        let (status, times) = if goaway { (503, 0) } else { (201, 1) };
+        assert_eq!(
+            (answer.status.as_u16(), worked.load(Ordering::SeqCst)),
+            (status, times)
+        );
+    }
+}
+
+#[tokio::test]
+async fn twenty_watches_and_fifty_gets_of_one_token_to_a_server_of_http_1_only() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::start(&pki, Speaks::Http1, |request| async move {
+        Ok(kubernetes(&request))
+    })
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = token(&pki, "t", true);
+    let mut wire = Wire::open(&client, plane.address).await;
+    let mut watches = Vec::new();
+    for _ in 0..20 {
+        watches.push(
+            wire.send(get(&client, "/api/v1/pods?watch=1"))
+                .await
+                .unwrap(),
+        );
+    }
+    for _ in 0..50 {
+        let answer = wire.send(get(&client, "/api/v1/pods")).await.unwrap();
+        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "ok");
+    }
+    for watch in &mut watches {
+        watch.body_mut().frame().await.unwrap().unwrap();
+    }
+    assert!(local.connections() <= 23, "{}", local.connections());
+}
+
+#[tokio::test]
+async fn expired_tokens_and_anonymous_clients_cut_nobody_off() {
+    let pki = ClusterPki::new().unwrap();
+    // As kube-apiserver: a 401 or an anonymous answer ends the whole connection.
+    let local = Fake::raw(&pki, Speaks::Both, Arc::default(), |io, _| async move {
+        let end = Arc::new(tokio::sync::Notify::new());
+        let ending = Arc::clone(&end);
+        let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+            let nobody = !request.headers().contains_key("authorization")
+                && !request.headers().contains_key("x-remote-user");
+            let answer = kubernetes(&request);
+            if nobody || answer.status() == 401 {
+                ending.notify_one();
+            }
+            async move { Ok::<_, std::io::Error>(answer) }
+        });
+        let connection =
+            hyper::server::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new())
+                .serve_connection(hyper_util::rt::TokioIo::new(io), service);
+        let mut connection = std::pin::pin!(connection);
+        loop {
+            tokio::select! {
+                _ = connection.as_mut() => return,
+                () = end.notified() => connection.as_mut().graceful_shutdown(),
+            }
+        }
+    })
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let broken = Arc::<AtomicBool>::default();
+    let watching = Arc::<AtomicUsize>::default();
+    let mut watchers = tokio::task::JoinSet::new();
+    for n in 0..100 {
+        let client = if n % 2 == 0 {
+            user(&pki, &format!("u{n}"), &[], true)
+        } else {
+            token(&pki, &format!("t{n}"), true)
+        };
+        let (broken, watching) = (Arc::clone(&broken), Arc::clone(&watching));
+        let to = plane.address;
+        watchers.spawn(async move {
+            let mut wire = Wire::open(&client, to).await;
+            let mut watch = wire
+                .send(get(&client, "/api/v1/pods?watch=1"))
+                .await
+                .unwrap();
+            watching.fetch_add(1, Ordering::SeqCst);
+            while let Some(frame) = watch.body_mut().frame().await {
+                if frame.is_err() {
+                    break;
+                }
+            }
+            broken.store(true, Ordering::SeqCst);
+        });
+    }
+    eventually("all watch", || watching.load(Ordering::SeqCst) == 100).await;
+    let before = local.connections();
+    for _ in 0..2 {
+        for n in 0..10 {
+            let expired = token(&pki, "expired", n % 2 == 0);
+            assert_eq!(
+                expired
+                    .once(plane.address, "GET", "/api/v1/pods")
+                    .await
+                    .unwrap()
+                    .status,
+                401
+            );
+            let nobody = anonymous(&pki, n % 2 == 0);
+            assert_eq!(
+                nobody
+                    .once(plane.address, "GET", "/api/v1/pods")
+                    .await
+                    .unwrap()
+                    .status,
+                200
+            );
+        }
+        sleep(Duration::from_millis(500)).await;
+    }
+    assert!(!broken.load(Ordering::SeqCst), "a watch was cut off");
+    // One connection for each of the 40 passing clients, and no other.
+    assert_eq!(local.connections(), before + 40);
+}
+
+#[tokio::test]
+async fn a_burst_of_cancelled_requests_is_survived_and_a_flood_is_cut_off() {
+    let pki = ClusterPki::new().unwrap();
+    let reached = Arc::<AtomicUsize>::default();
+    let count = Arc::clone(&reached);
+    let local = Fake::start(&pki, Speaks::Both, move |request: Request<Incoming>| {
+        let slow = request.uri().query().is_some();
+        count.fetch_add(1, Ordering::SeqCst);
+        async move {
+            if slow {
+                sleep(Duration::from_secs(5)).await;
+            }
+            Ok(text(200, "ok"))
+        }
+    })
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], true);
+    let io = client.tls(plane.address).await.unwrap();
+    let (mut send, connection) = h2::client::handshake(io).await.unwrap();
+    let closed = Arc::<AtomicBool>::default();
+    let flag = Arc::clone(&closed);
+    tokio::spawn(async move {
+        connection.await.ok();
+        flag.store(true, Ordering::SeqCst);
+    });
+    let request = |path: &str| Request::get(format!("https://a{path}")).body(()).unwrap();
+    send = send.ready().await.unwrap();
+    let burst: Vec<_> = (0..90)
+        .map(|_| {
+            send.send_request(request("/api/v1/pods?a=b"), true)
+                .unwrap()
+        })
+        .collect();
+    sleep(Duration::from_millis(100)).await;
+    drop(burst);
+    sleep(Duration::from_millis(100)).await;
+    send = send.ready().await.unwrap();
+    let (answer, _) = send.send_request(request("/api/v1/pods"), true).unwrap();
+    assert_eq!(answer.await.unwrap().status(), 200);
+    let before = reached.load(Ordering::SeqCst);
+    for round in 0..5_000 {
+        if closed.load(Ordering::SeqCst) {
+            break;
+        }
+        let Ok(ready) = send.clone().ready().await else {
+            break;
+        };
+        send = ready;
+        let Ok((answer, _)) = send.send_request(request("/api/v1/pods?a=b"), true) else {
+            break;
+        };
+        drop(answer);
+        if round % 50 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    eventually("the flood is cut off", || closed.load(Ordering::SeqCst)).await;
+    let flood = reached.load(Ordering::SeqCst) - before;
+    assert!(
+        flood < 1000,
+        "{flood} requests of the flood reached the upstream"
+    );
+    // Others are served on.
+    let answer = client
+        .once(plane.address, "GET", "/api/v1/pods")
+        .await
+        .unwrap();
+    assert_eq!(answer.status, 200);
+}
+
+#[tokio::test]
+async fn stalled_readers_do_not_stop_others() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::start(
+        &pki,
+        Speaks::Both,
+        |request: Request<Incoming>| async move {
+            if request.uri().query() == Some("big") {
+                let (feed, body) = fed();
+                tokio::spawn(async move {
+                    for _ in 0..800 {
+                        if feed.send(Ok(vec![b'x'; 65_536].into())).await.is_err() {
+                            break;
+                        }
+                    }
+                });
+                return Ok(Response::new(body));
+            }
+            Ok(text(200, "ok"))
+        },
+    )
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], true);
+    let mut stalled = Vec::new();
+    for _ in 0..20 {
+        let mut wire = Wire::open(&client, plane.address).await;
+        let answer = wire.send(get(&client, "/api/v1/pods?big")).await.unwrap();
+        stalled.push((wire, answer));
+    }
+    sleep(Duration::from_millis(300)).await;
+    let mut wire = Wire::open(&client, plane.address).await;
+    let mut slowest = Duration::ZERO;
+    for _ in 0..100 {
+        let start = tokio::time::Instant::now();
+        let answer = wire.send(get(&client, "/api/v1/pods")).await.unwrap();
+        answer.into_body().collect().await.unwrap();
+        slowest = slowest.max(start.elapsed());
+    }
+    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+}
+
+#[tokio::test]
+async fn drain_sends_clients_away_and_lets_their_requests_finish() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::start(&pki, Speaks::Both, |request| async move {
+        Ok(kubernetes(&request))
+    })
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], true);
+    let mut bare = Bare::open(&client, plane.address).await;
+    let mut watch = bare.get(&client, "/api/v1/pods?watch=1").await;
+    let plain = user(&pki, "jane", &[], false);
+    let mut idle = Wire::open(&plain, plane.address).await;
+    idle.send(get(&plain, "/api/v1/pods"))
+        .await
+        .unwrap()
+        .into_body()
+        .collect()
+        .await
+        .unwrap();
+    plane.leave.send_modify(|epoch| *epoch += 1);
+    eventually("both are sent away", || {
+        bare.is_sent_away() && idle.is_closed()
+    })
+    .await;
+    for _ in 0..20 {
+        watch.body_mut().data().await.unwrap().unwrap();
+    }
+}

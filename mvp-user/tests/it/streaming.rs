@@ -1,0 +1,329 @@
+//! Bodies as streams: at once, cancelled with their client, truncated when they are, and gated by 100-continue.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bench::pki::ClusterPki;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Incoming;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    client::{Wire, get, request},
+    fake::{AnyBody, BoxError, Fake, Speaks, text},
+    plane::{Plane, token, user},
+};
+
+const SPEAKS: [Speaks; 2] = [Speaks::Both, Speaks::Http1];
+
+/// A body fed by the test; an `Err` breaks it off.
+pub(crate) fn fed() -> (mpsc::Sender<Result<Bytes, BoxError>>, AnyBody) {
+    let (feed, mut fed) = mpsc::channel(1);
+    let stream = futures_util::stream::poll_fn(move |cx| {
+        fed.poll_recv(cx)
+            .map(|item| item.map(|item: Result<Bytes, BoxError>| item.map(Frame::data)))
+    });
+    (feed, StreamBody::new(stream).boxed_unsync())
+}
+
+/// Tells when it is dropped.
+struct Dropped(Arc<AtomicBool>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(10), "never: {what}");
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn headers_and_each_event_are_seen_at_once() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in SPEAKS {
+        let local = Fake::start(&pki, speaks, |_| async {
+            let (feed, body) = fed();
+            tokio::spawn(async move {
+                for event in ["one", "two"] {
+                    sleep(Duration::from_millis(400)).await;
+                    feed.send(Ok(event.into())).await.unwrap();
+                }
+                // The watch stays open.
+                sleep(Duration::from_secs(60)).await;
+            });
+            Ok(Response::new(body))
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        for http2 in [true, false] {
+            let client = user(&pki, "jane", &[], http2);
+            let mut wire = Wire::open(&client, plane.address).await;
+            let start = Instant::now();
+            let mut answer = wire
+                .send(get(&client, "/api/v1/pods?watch=1"))
+                .await
+                .unwrap();
+            assert!(
+                start.elapsed() < Duration::from_millis(300),
+                "headers after {:?}",
+                start.elapsed()
+            );
+            for (event, at) in [("one", 400), ("two", 800)] {
+                let frame = answer.body_mut().frame().await.unwrap().unwrap();
+                assert_eq!(frame.into_data().unwrap(), event);
+                let late = start.elapsed().saturating_sub(Duration::from_millis(at));
+                assert!(late < Duration::from_millis(150), "{event} {late:?} late");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_ends_the_upstream_stream() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in SPEAKS {
+        let gone = Arc::<AtomicBool>::default();
+        let flag = Arc::clone(&gone);
+        let started = Arc::<AtomicUsize>::default();
+        let count = Arc::clone(&started);
+        let local = Fake::start(&pki, speaks, move |request: Request<Incoming>| {
+            let dropped = Dropped(Arc::clone(&flag));
+            count.fetch_add(1, Ordering::SeqCst);
+            async move {
+                let _body = request;
+                if _body.uri().path().ends_with("hang") {
+                    sleep(Duration::from_secs(60)).await;
+                }
+                let (feed, body) = fed();
+                tokio::spawn(async move {
+                    feed.send(Ok("first".into())).await.unwrap();
+                    feed.closed().await;
+                    drop(dropped);
+                });
+                Ok(Response::new(body))
+            }
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        for http2 in [true, false] {
+            for client in [user(&pki, "jane", &[], http2), token(&pki, "t", http2)] {
+                // Before the answer.
+                gone.store(false, Ordering::SeqCst);
+                let before = started.load(Ordering::SeqCst);
+                let mut wire = Wire::open(&client, plane.address).await;
+                let call = timeout(
+                    Duration::from_millis(300),
+                    wire.send(get(&client, "/api/v1/namespaces/d/pods/hang")),
+                );
+                assert!(call.await.is_err());
+                assert_eq!(started.load(Ordering::SeqCst), before + 1);
+                drop(wire);
+                eventually("the waiting request ends", || gone.load(Ordering::SeqCst)).await;
+                // In the middle of it.
+                gone.store(false, Ordering::SeqCst);
+                let mut wire = Wire::open(&client, plane.address).await;
+                let mut answer = wire
+                    .send(get(&client, "/api/v1/pods?watch=1"))
+                    .await
+                    .unwrap();
+                answer.body_mut().frame().await.unwrap().unwrap();
+                drop(answer);
+                if !http2 {
+                    drop(wire);
+                }
+                eventually("the watch ends", || gone.load(Ordering::SeqCst)).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_truncated_answer_never_looks_complete() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in SPEAKS {
+        let local = Fake::start(&pki, speaks, |_| async {
+            let (feed, body) = fed();
+            tokio::spawn(async move {
+                feed.send(Ok("half".into())).await.unwrap();
+                sleep(Duration::from_millis(50)).await;
+                feed.send(Err(std::io::Error::other("broken")))
+                    .await
+                    .unwrap();
+            });
+            Ok(Response::new(body))
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        for http2 in [true, false] {
+            let client = user(&pki, "jane", &[], http2);
+            let mut wire = Wire::open(&client, plane.address).await;
+            let answer = wire.send(get(&client, "/api/v1/pods")).await.unwrap();
+            let body = answer.into_body().collect().await;
+            assert!(body.is_err(), "{speaks:?} {http2}: {body:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_truncated_upload_never_looks_complete() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in SPEAKS {
+        let whole = Arc::<AtomicBool>::default();
+        let ended = Arc::<AtomicUsize>::default();
+        let (flag, count) = (Arc::clone(&whole), Arc::clone(&ended));
+        let local = Fake::start(&pki, speaks, move |request: Request<Incoming>| {
+            let (flag, count) = (Arc::clone(&flag), Arc::clone(&count));
+            async move {
+                let body = request.into_body().collect().await;
+                count.fetch_add(1, Ordering::SeqCst);
+                flag.fetch_or(body.is_ok(), Ordering::SeqCst);
+                Ok(text(201, "created"))
+            }
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        let mut expected = 0;
+        for http2 in [true, false] {
+            let client = user(&pki, "jane", &[], http2);
+            let mut wire = Wire::open(&client, plane.address).await;
+            let (feed, body) = fed();
+            let call = tokio::spawn({
+                let request = request(&client, "POST", "/api/v1/pods", body);
+                async move { wire.send(request).await.map(|answer| answer.status()) }
+            });
+            feed.send(Ok("half".into())).await.unwrap();
+            sleep(Duration::from_millis(100)).await;
+            feed.send(Err(std::io::Error::other("gone"))).await.unwrap();
+            assert!(call.await.unwrap().is_err());
+            expected += 1;
+            eventually("the upload ends", || {
+                ended.load(Ordering::SeqCst) == expected
+            })
+            .await;
+            assert!(!whole.load(Ordering::SeqCst), "{speaks:?} {http2}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_may_come_before_the_request_is_complete() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in SPEAKS {
+        let local = Fake::start(&pki, speaks, |request: Request<Incoming>| async move {
+            // Echoes each frame as it comes.
+            let (feed, body) = fed();
+            let mut sent = request.into_body();
+            tokio::spawn(async move {
+                while let Some(Ok(frame)) = sent.frame().await {
+                    feed.send(Ok(frame.into_data().unwrap())).await.unwrap();
+                }
+            });
+            Ok(Response::new(body))
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        for http2 in [true, false] {
+            let client = user(&pki, "jane", &[], http2);
+            let mut wire = Wire::open(&client, plane.address).await;
+            let (feed, body) = fed();
+            feed.send(Ok("0".into())).await.unwrap();
+            let mut answer = wire
+                .send(request(&client, "POST", "/api/v1/pods", body))
+                .await
+                .unwrap();
+            for round in 0..5 {
+                let frame = answer.body_mut().frame().await.unwrap().unwrap();
+                assert_eq!(frame.into_data().unwrap(), round.to_string());
+                feed.send(Ok((round + 1).to_string().into())).await.unwrap();
+            }
+            drop(feed);
+            assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "5");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_gate_of_100_continue_opens_at_100_at_an_answer_or_after_a_second() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in SPEAKS {
+        // A hyper server says 100 when its body is read.
+        let local = Fake::start(&pki, speaks, |request: Request<Incoming>| async move {
+            match request.uri().path().rsplit('/').next() {
+                Some("refuse") => return Ok(text(401, "no")),
+                Some("late") => sleep(Duration::from_millis(400)).await,
+                // Longer than the gate waits; hyper's HTTP/2 server never says 100 by itself.
+                _ => sleep(Duration::from_millis(1500)).await,
+            }
+            let size = request
+                .into_body()
+                .collect()
+                .await
+                .map_err(std::io::Error::other)?
+                .to_bytes()
+                .len();
+            Ok(text(200, size.to_string()))
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        let client = user(&pki, "jane", &[], false);
+        for (name, opens) in [("late", true), ("silent", true), ("refuse", false)] {
+            let mut io = client.tls(plane.address).await.unwrap();
+            let head = format!(
+                "PUT /api/v1/namespaces/d/pods/{name} HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+            );
+            io.write_all(head.as_bytes()).await.unwrap();
+            let start = Instant::now();
+            let mut buffer = vec![0; 4096];
+            let read = timeout(Duration::from_secs(5), io.read(&mut buffer))
+                .await
+                .unwrap()
+                .unwrap();
+            let first = String::from_utf8_lossy(&buffer[..read]).into_owned();
+            let waited = start.elapsed();
+            if !opens {
+                assert!(first.starts_with("HTTP/1.1 401"), "{first}");
+                continue;
+            }
+            assert!(first.starts_with("HTTP/1.1 100"), "{name}: {first}");
+            // Over HTTP/1.1 the upstream's own 100 opens the gate; the fake's HTTP/2 side sends none.
+            let at = if name == "late" && speaks == Speaks::Http1 {
+                400
+            } else {
+                1000
+            };
+            let late = waited.saturating_sub(Duration::from_millis(at));
+            assert!(
+                waited >= Duration::from_millis(at - 50) && late < Duration::from_millis(300),
+                "{name} {speaks:?}: {waited:?}"
+            );
+            io.write_all(b"abc").await.unwrap();
+            let read = timeout(Duration::from_secs(5), io.read(&mut buffer))
+                .await
+                .unwrap()
+                .unwrap();
+            let answer = String::from_utf8_lossy(&buffer[..read]).into_owned();
+            assert!(
+                answer.starts_with("HTTP/1.1 200") && answer.ends_with('3'),
+                "{answer}"
+            );
+        }
+    }
+}
