@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use prometheus_client::metrics::counter::Counter;
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
@@ -29,7 +30,7 @@ use crate::{
     },
     api::ServerId,
     config::{Config, Resolved, Setting, SteerMode},
-    discovery::Discovery,
+    discovery::{Discovery, courier::Courier},
     health::{self, Prober, Probing, link::Marker},
     metrics::Exposition,
     peers::{self, Learner, Learning},
@@ -45,6 +46,7 @@ use crate::{
 };
 
 mod desk;
+pub mod existing;
 pub mod pulse;
 pub mod steering;
 
@@ -66,10 +68,14 @@ pub struct Parts {
     pub prober: Prober,
     /// Learns.
     pub learner: Learner,
+    /// Fetches other servers' OpenAPI.
+    pub courier: Courier,
     /// Accepts.
     pub acceptor: Arc<Acceptor>,
     /// What data threads share.
     pub shared: Arc<serve::Shared>,
+    /// Direct connections that were closed because they are older than steering.
+    pub drained: Counter,
     /// Grows whenever all clients are asked to go.
     pub leave: watch::Sender<u64>,
 }
@@ -104,7 +110,10 @@ impl Parts {
             config.max_connections,
             config.secure_port,
         );
-        let discovery = Arc::new(Discovery::new(Arc::clone(&table), config.local_down));
+        let courier = Courier::new();
+        let discovery = Discovery::new(Arc::clone(&table), config.local_down)
+            .with_fetch(Arc::new(courier.clone()));
+        let discovery = Arc::new(discovery);
         let metrics = serve::Metrics::default();
         let shared = Arc::new(serve::Shared {
             config: Arc::clone(&config),
@@ -125,8 +134,10 @@ impl Parts {
             dialer,
             prober,
             learner,
+            courier,
             acceptor,
             shared,
+            drained: Counter::default(),
             leave,
         })
     }
@@ -138,6 +149,12 @@ impl Parts {
         self.tls.register(registry);
         self.acceptor.register(registry);
         self.shared.metrics.register(registry);
+        self.shared.discovery.counters.register(registry);
+        registry.register(
+            "mvp_older_connections_closed",
+            "Direct connections older than steering that were closed, so that their clients come back through mvp",
+            self.drained.clone(),
+        );
         self.prober.register(registry);
         self.learner.register(registry);
         exposition
@@ -332,6 +349,8 @@ impl House {
             marker: marker.clone(),
         };
         spawn_local(health::run(parts.prober.clone(), probing));
+        let courier = parts.courier.clone();
+        spawn_local(courier.run(Arc::clone(&parts.dialer), marker.clone()));
         let learning = Learning {
             config: Arc::clone(&parts.config),
             dialer: Arc::clone(&parts.dialer),
@@ -357,6 +376,8 @@ impl House {
             self.helm.clone(),
         );
         spawn_local(async move { steering::watch_listeners(&parts, &keys, &helm).await });
+        let (parts, helm) = (Rc::clone(&self.parts), self.helm.clone());
+        spawn_local(async move { existing::tend(&parts, &helm).await });
         if let Some(listener) = sockets.inner {
             let (parts, pulse) = (Rc::clone(&self.parts), desk.pulse(self.heartbeat()?));
             spawn_local(async move { pulse::check_self(&parts, listener, pulse).await });

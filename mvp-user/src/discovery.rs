@@ -4,15 +4,12 @@
 //! it takes by value: without a server's own 200 or 304 to this caller there is no way to a completed document. Anything
 //! else a server answers is relayed. Not for deciding which server is asked (`route`) nor for learning (`peers`).
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use http::{HeaderValue, Method, Request, Response, header};
 
 use crate::{
-    api::{GroupVersion, ServerId, discovery::Form, wire::WireError},
+    api::{GroupVersion, ServerId, discovery::Form},
     body::Body,
     config::LocalDown,
     reply::Side,
@@ -23,8 +20,10 @@ use crate::{
 
 mod aggregated;
 mod answer;
+pub mod courier;
 mod legacy;
 pub mod merge;
+mod metrics;
 mod negotiate;
 mod openapi;
 #[cfg(test)]
@@ -33,9 +32,10 @@ mod tests;
 use aggregated::{Aggregated, Base, Key, Own};
 use answer::{Authorised, Client};
 use legacy::LegacyCache;
+pub use metrics::Counters;
 use negotiate::Wanted;
 pub use openapi::{Done, Fetch, FetchRequest, Fetched};
-use openapi::{OpenApi, OpenPlan, Trouble};
+use openapi::{OpenApi, OpenPlan};
 
 /// All that is kept between requests. One per process; every thread uses it.
 #[derive(Debug)]
@@ -45,18 +45,8 @@ pub struct Discovery {
     aggregated: Aggregated,
     legacy: LegacyCache,
     openapi: OpenApi,
-    /// What happened, for metrics and tests.
+    /// What was done so far.
     pub counters: Counters,
-}
-
-/// What was done so far.
-#[derive(Debug, Default)]
-pub struct Counters {
-    builds: AtomicU64,
-    hits: AtomicU64,
-    parses: AtomicU64,
-    unreadable: AtomicU64,
-    openapi_fallbacks: AtomicU64,
 }
 
 /// How an answer is to be completed; made from the request before it is sent.
@@ -294,62 +284,6 @@ impl Document {
             }
             Class::OpenApi(_) => Some(Self::OpenApi),
             Class::Resource | Class::LocalOnly | Class::Other => None,
-        }
-    }
-}
-
-impl Counters {
-    /// Documents that were merged.
-    pub fn builds(&self) -> u64 {
-        self.builds.load(Ordering::Relaxed)
-    }
-
-    /// Requests that found their document merged.
-    pub fn hits(&self) -> u64 {
-        self.hits.load(Ordering::Relaxed)
-    }
-
-    /// Answers of servers that were parsed.
-    pub fn parses(&self) -> u64 {
-        self.parses.load(Ordering::Relaxed)
-    }
-
-    /// Answers that could not be completed because they could not be read.
-    pub fn unreadable_answers(&self) -> u64 {
-        self.unreadable.load(Ordering::Relaxed)
-    }
-
-    /// OpenAPI answers that went out as they were although something was missing.
-    pub fn openapi_fallbacks(&self) -> u64 {
-        self.openapi_fallbacks.load(Ordering::Relaxed)
-    }
-
-    fn openapi_fallback(&self, server: ServerId, trouble: &Trouble) {
-        if self.openapi_fallbacks.fetch_add(1, Ordering::Relaxed) == 0 {
-            tracing::warn!(%server, %trouble, "OpenAPI answer relayed without completion");
-        } else {
-            tracing::debug!(%server, %trouble, "OpenAPI answer relayed without completion");
-        }
-    }
-
-    fn build(&self) {
-        self.builds.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn hit(&self) {
-        self.hits.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn parse(&self) {
-        self.parses.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn unreadable(&self, server: ServerId, error: &WireError) {
-        // Once at the level that people read: a server that answers like this does so for every request.
-        if self.unreadable.fetch_add(1, Ordering::Relaxed) == 0 {
-            tracing::warn!(%server, %error, "Discovery answer relayed without completion");
-        } else {
-            tracing::debug!(%server, %error, "Discovery answer relayed without completion");
         }
     }
 }

@@ -92,7 +92,7 @@ impl admin::Daemon for Desk {
                 .flat_map(crate::steer::Counters::iter)
                 .map(|(name, count)| (name.to_owned(), count))
                 .collect(),
-            older_connections: None,
+            older_connections: *self.helm.older.borrow(),
         }
     }
 

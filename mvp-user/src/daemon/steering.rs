@@ -43,6 +43,10 @@ pub struct Helm {
     pub mode: Arc<watch::Sender<SteerMode>>,
     /// What the kernel was told.
     pub state: Arc<watch::Sender<Steered>>,
+    /// Whether servers are known to differ for long enough that older connections may be closed for it.
+    pub proven: Arc<watch::Sender<bool>>,
+    /// Direct connections that are older than steering and still there; none: not counted.
+    pub older: Arc<watch::Sender<Option<u64>>>,
     /// Who listens on the steered port, as last seen.
     pub listeners: Arc<watch::Sender<Vec<(Listener, Whose)>>>,
 }
@@ -59,6 +63,8 @@ impl Helm {
         Self {
             mode: Arc::new(watch::Sender::new(mode)),
             state: Arc::new(watch::Sender::new(off)),
+            proven: Arc::default(),
+            older: Arc::default(),
             listeners: Arc::default(),
         }
     }
@@ -212,6 +218,11 @@ pub async fn steer(
         let mode = *modes.borrow_and_update();
         let stop = *draining.borrow_and_update();
         let wanted = policy.judge(&parts.table, &parts.learner.view(), Instant::now());
+        helm.proven.send_if_modified(|proven| {
+            let before = *proven;
+            *proven = policy.is_proven(Instant::now());
+            before != *proven
+        });
         // Keys outlive the listener: failover needs them.
         listener |= helm
             .listeners

@@ -43,8 +43,8 @@ pub enum LinkError {
     /// No complete answer in time.
     #[error("no answer within the time allowed")]
     TimedOut,
-    /// More than [`BODY_LIMIT`].
-    #[error("the answer is larger than {BODY_LIMIT} bytes")]
+    /// More than the bound.
+    #[error("the answer is larger than allowed")]
     TooLarge,
     /// Compressed although that was not asked for: refused unread, so that nothing unpacks beyond the bound.
     #[error("the answer has a content encoding that was not asked for")]
@@ -76,6 +76,7 @@ pub struct Link {
     driver: JoinHandle<()>,
     marker: Option<Marker>,
     deadline: Instant,
+    limit: usize,
 }
 
 impl Marker {
@@ -134,12 +135,18 @@ impl Link {
             driver,
             marker,
             deadline,
+            limit: BODY_LIMIT,
         })
     }
 
     /// Moves the moment by which everything over this link must be over.
     pub fn extend(&mut self, within: Duration) {
         self.deadline = Instant::now() + within;
+    }
+
+    /// Answers may be this large, in bytes, instead of [`BODY_LIMIT`].
+    pub const fn allow(&mut self, limit: usize) {
+        self.limit = limit;
     }
 
     /// Whether requests over it carry the marker user.
@@ -196,7 +203,7 @@ impl Link {
             headers.insert(&marker.user, HeaderValue::from_static(PROBE_USER));
             headers.insert(&marker.group, HeaderValue::from_static(PROBE_GROUP));
         }
-        let deadline = self.deadline;
+        let (deadline, limit) = (self.deadline, self.limit);
         let exchange = async {
             self.sender.ready().await?;
             let answer = self.sender.send_request(request).await?;
@@ -207,7 +214,7 @@ impl Link {
             let mut whole = BytesMut::new();
             while let Some(frame) = body.frame().await {
                 if let Ok(data) = frame?.into_data() {
-                    if whole.len() + data.len() > BODY_LIMIT {
+                    if whole.len() + data.len() > limit {
                         return Err(LinkError::TooLarge);
                     }
                     whole.extend_from_slice(&data);

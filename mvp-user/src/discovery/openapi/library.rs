@@ -126,15 +126,17 @@ impl Library {
                         if_none_match: now.stored.as_ref().and_then(|stored| stored.etag.clone()),
                         limit: MAX_DOCUMENT,
                     };
-                    let shelf = Arc::clone(&shelf);
-                    let id = server.id;
-                    let path = path.to_owned();
+                    let report = Report {
+                        shelf: Arc::clone(&shelf),
+                        server: server.id,
+                        path: path.to_owned(),
+                        generation,
+                        given: false,
+                    };
                     fetch.fetch(
                         Arc::clone(server),
                         request,
-                        Box::new(move |outcome| {
-                            shelf.send_modify(|state| state.take(id, &path, generation, outcome));
-                        }),
+                        Box::new(move |outcome| report.give(outcome)),
                     );
                     continue;
                 }
@@ -146,6 +148,35 @@ impl Library {
     /// Forgets documents of servers that are no more.
     pub(super) fn retain(&self, is_known: impl Fn(ServerId) -> bool) {
         self.shelves.retain(|(server, ..), _| is_known(*server));
+    }
+}
+
+/// Puts the outcome of a fetch on its shelf, whatever becomes of the fetch.
+struct Report {
+    shelf: Arc<watch::Sender<State>>,
+    server: ServerId,
+    path: String,
+    generation: u64,
+    given: bool,
+}
+
+impl Report {
+    fn give(mut self, outcome: Result<Fetched, String>) {
+        self.given = true;
+        self.put(outcome);
+    }
+
+    fn put(&self, outcome: Result<Fetched, String>) {
+        self.shelf
+            .send_modify(|state| state.take(self.server, &self.path, self.generation, outcome));
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        if !self.given {
+            self.put(Err("the fetch was given up".to_owned()));
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+use http::StatusCode;
 use http_body_util::BodyExt as _;
 
 use super::{archive::file, *};
