@@ -8,6 +8,8 @@
 )]
 
 mod build;
+mod demo;
+mod lab;
 mod lint;
 mod order;
 mod setup;
@@ -35,6 +37,8 @@ enum Verb {
     Lint(lint::Options),
     /// Run all tests, or one tier of them.
     Test(test::Options),
+    /// Show a mixed-version control plane on this machine, before and after mvp.
+    Demo(demo::Options),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
         Verb::Build(options) => build::run(&options),
         Verb::Lint(options) => lint::run(&options),
         Verb::Test(options) => test::run(&options),
+        Verb::Demo(options) => demo::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

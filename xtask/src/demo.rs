@@ -1,0 +1,269 @@
+//! `cargo xtask demo`: a mixed-version control plane on this machine, before and after mvp. Two old servers and a new
+//! one in network namespaces, mvp on each node with the eBPF program attached there, and the questions of clients
+//! through every node. Exit code 0 only if every check holds.
+//!
+//! Servers are stand-ins with the recorded answers of real ones, or real binaries (`--kube-apiserver`). Not here: load
+//! (`bench`).
+
+mod basics;
+mod cluster;
+mod failures;
+mod kinds;
+mod kubelet;
+mod people;
+mod probe;
+mod process;
+mod report;
+mod servers;
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use clap::Args;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    task::LocalSet,
+};
+
+use crate::{
+    setup,
+    sh::{cargo, exec, root},
+};
+use cluster::{ALWAYS, Cluster};
+use failures::Going;
+use report::Report;
+use servers::{Etcd, Servers};
+
+/// Options of `cargo xtask demo`.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// One JSON object a check on standard output: name, node, before, after, ok.
+    #[arg(long)]
+    json: bool,
+    /// Leave the control plane up, and say how to use it with kubectl.
+    #[arg(long)]
+    keep: bool,
+    /// A real kube-apiserver, e.g. v1.34=/usr/local/bin/kube-apiserver (repeatable: an old and a new one).
+    #[arg(long, value_name = "VERSION=PATH", value_parser = binary)]
+    kube_apiserver: Vec<(String, PathBuf)>,
+    /// The etcd of real kube-apiservers.
+    #[arg(long, value_name = "PATH", conflicts_with = "etcd_wrapper")]
+    etcd: Option<PathBuf>,
+    /// The same, called as: PATH DATADIR CLIENT_URL PEER_URL.
+    #[arg(long, value_name = "PATH")]
+    etcd_wrapper: Option<PathBuf>,
+    /// Use an optimised build of mvp.
+    #[arg(long)]
+    release: bool,
+    /// Use this mvp instead of building one.
+    #[arg(long, value_name = "PATH", conflicts_with = "release")]
+    mvp: Option<PathBuf>,
+    /// Remove what an earlier demo left up with --keep, and end.
+    #[arg(long)]
+    down: bool,
+}
+
+fn binary(text: &str) -> Result<(String, PathBuf)> {
+    let (version, path) = text.split_once('=').context("wanted: VERSION=PATH")?;
+    let version = format!("v{}", version.trim_start_matches('v'));
+    let path = Path::new(path)
+        .canonicalize()
+        .with_context(|| path.to_owned())?;
+    Ok((version, path))
+}
+
+/// The verb.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("the demo makes network namespaces and attaches an eBPF program: run it as root");
+    }
+    let _lock = lock()?;
+    if options.down {
+        return crate::lab::Lab::new("mvp-demo").map(drop);
+    }
+    let (servers, versions) = servers(options)?;
+    let mvp = build(options, &servers)?;
+    let directory = tempfile::Builder::new()
+        .prefix("mvp-demo-")
+        .tempdir()?
+        .keep();
+    let report = Report::new(options.json);
+    report.doing(&format!(
+        "three nodes with {} servers: {}",
+        servers.kind(),
+        versions.join(", ")
+    ));
+    let versions: Vec<&str> = versions.iter().map(String::as_str).collect();
+    let cluster = Cluster::new(&directory, &mvp, servers, &versions)?;
+    let outcome = drive(cluster, report, options.keep);
+    match &outcome {
+        Ok(true) if !options.keep => std::fs::remove_dir_all(&directory)?,
+        _ => eprintln!("logs and files: {}", directory.display()),
+    }
+    if outcome? {
+        Ok(())
+    } else {
+        Err(anyhow!("not every check holds"))
+    }
+}
+
+/// One demo at a time: they share the names of their namespaces.
+fn lock() -> Result<File> {
+    let path = "/run/mvp-demo.lock";
+    let file = File::create(path).context(path)?;
+    file.try_lock().context("another demo is running")?;
+    Ok(file)
+}
+
+/// Which servers, and the version of each node's.
+fn servers(options: &Options) -> Result<(Servers, Vec<String>)> {
+    if options.kube_apiserver.is_empty() {
+        if options.etcd.is_some() || options.etcd_wrapper.is_some() {
+            bail!("--etcd is for real servers: --kube-apiserver VERSION=PATH");
+        }
+        let path = root().join("target/debug/standin-apiserver");
+        return Ok((
+            Servers::StandIn(path),
+            ["v1.34", "v1.34", "v1.36"].map(str::to_owned).to_vec(),
+        ));
+    }
+    let binaries: BTreeMap<String, PathBuf> = options.kube_apiserver.iter().cloned().collect();
+    let mut known: Vec<String> = binaries.keys().cloned().collect();
+    known.sort_by_key(|version| {
+        version
+            .trim_start_matches('v')
+            .split('.')
+            .map(|part| part.parse().unwrap_or(0))
+            .collect::<Vec<u32>>()
+    });
+    let (Some(old), Some(new), true) = (known.first(), known.last(), known.len() == 2) else {
+        bail!(
+            "real servers: two versions are needed, an old one and a new one (--kube-apiserver twice)"
+        );
+    };
+    let etcd = match (&options.etcd, &options.etcd_wrapper) {
+        (Some(path), _) => Etcd::Plain(
+            path.canonicalize()
+                .with_context(|| path.display().to_string())?,
+        ),
+        (_, Some(path)) => Etcd::Wrapper(
+            path.canonicalize()
+                .with_context(|| path.display().to_string())?,
+        ),
+        _ => bail!("real servers need --etcd PATH or --etcd-wrapper PATH"),
+    };
+    let versions = vec![old.clone(), old.clone(), new.clone()];
+    Ok((Servers::Real { binaries, etcd }, versions))
+}
+
+/// Builds what is to be shown; says so on standard error only.
+fn build(options: &Options, servers: &Servers) -> Result<PathBuf> {
+    if matches!(servers, Servers::StandIn(_)) {
+        exec(cargo().args([
+            "build",
+            "--locked",
+            "--package",
+            "bench",
+            "--bin",
+            "standin-apiserver",
+        ]))?;
+    }
+    if let Some(path) = &options.mvp {
+        return path
+            .canonicalize()
+            .with_context(|| path.display().to_string());
+    }
+    setup::ensure()?;
+    let mut mvp = cargo();
+    mvp.args(["build", "--locked", "--package", "mvp-user", "--bin", "mvp"]);
+    if options.release {
+        mvp.arg("--release");
+    }
+    exec(&mut mvp)?;
+    let profile = if options.release { "release" } else { "debug" };
+    Ok(root().join("target").join(profile).join("mvp"))
+}
+
+/// Runs the demo on a thread that lives where the clients are.
+fn drive(cluster: Cluster, report: Report, keep: bool) -> Result<bool> {
+    let outside = cluster.outside.clone();
+    let driver = thread::Builder::new()
+        .name("clients".to_owned())
+        .spawn(move || {
+            outside.enter()?;
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
+            runtime.block_on(LocalSet::new().run_until(conduct(cluster, report, keep)))
+        })?;
+    driver
+        .join()
+        .unwrap_or_else(|_| bail!("the driver panicked"))
+}
+
+async fn conduct(mut cluster: Cluster, mut report: Report, keep: bool) -> Result<bool> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let outcome = tokio::select! {
+        outcome = play(&mut cluster, &mut report, keep) => outcome,
+        _ = terminate.recv() => Err(anyhow!("terminated")),
+        _ = interrupt.recv() => Err(anyhow!("interrupted")),
+    };
+    report.finish();
+    let (checks, failed) = report.totals();
+    let columns: Vec<_> = cluster
+        .nodes
+        .iter()
+        .map(|node| (node.name().to_owned(), node.version.clone()))
+        .collect();
+    eprintln!("\n{}", report.table(&columns));
+    eprintln!("{} of {checks} checks hold", checks - failed);
+    outcome?;
+    if keep {
+        eprintln!("{}", cluster.instructions());
+        cluster.keep();
+    }
+    Ok(failed == 0)
+}
+
+/// The whole play, in its acts.
+async fn play(cluster: &mut Cluster, report: &mut Report, keep: bool) -> Result<()> {
+    report.doing("starting three kube-apiservers");
+    let _kubelet = kubelet::start(cluster.outside.address, &cluster.serving()?)?;
+    cluster.start_servers().await?;
+
+    let before = basics::ask(cluster, report, "before").await?;
+    let stopped = failures::absence(cluster, report, Going::Stopped, "before").await?;
+    let killed = failures::absence(cluster, report, Going::Killed, "before").await?;
+
+    report.doing("starting mvp on every node");
+    for node in 0..cluster.nodes.len() {
+        cluster.start_mvp(node, ALWAYS)?;
+    }
+    cluster.settled().await?;
+
+    let after = basics::ask(cluster, report, "after").await?;
+    basics::judge(cluster, &before, &after, report)?;
+    let with = failures::absence(cluster, report, Going::Stopped, "after").await?;
+    failures::judge_absence(cluster, Going::Stopped, &stopped, &with, report)?;
+    cluster.settled().await?;
+    let with = failures::absence(cluster, report, Going::Killed, "after").await?;
+    failures::judge_absence(cluster, Going::Killed, &killed, &with, report)?;
+    cluster.settled().await?;
+    failures::lost_mvp(cluster, report).await?;
+    failures::stranger(cluster, report).await?;
+    failures::removal(cluster, report).await?;
+    if keep {
+        report.doing("starting mvp on every node again");
+        for node in 0..cluster.nodes.len() {
+            cluster.start_mvp(node, ALWAYS)?;
+        }
+        cluster.settled().await?;
+    }
+    Ok(())
+}
