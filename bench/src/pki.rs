@@ -32,15 +32,15 @@ pub const SERVER_NAME: &str = "kubernetes.default.svc";
 /// ASN.1 string types that occur in subjects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StringKind {
-    /// UTF8String.
+    /// `UTF8String`.
     Utf8,
-    /// PrintableString (its alphabet is not checked: tests want bad ones too).
+    /// `PrintableString` (its alphabet is not checked: tests want bad ones too).
     Printable,
-    /// T61String, written as the UTF-8 bytes are.
+    /// `T61String`, written as the UTF-8 bytes are.
     Teletex,
-    /// IA5String.
+    /// `IA5String`.
     Ia5,
-    /// BMPString: UTF-16, big endian.
+    /// `BMPString`: UTF-16, big endian.
     Bmp,
 }
 
@@ -69,7 +69,7 @@ impl Subject {
         Self::default()
     }
 
-    /// Adds a common name (UTF8String). Go reads the last one.
+    /// Adds a common name (`UTF8String`). Go reads the last one.
     #[must_use]
     pub fn cn(self, value: &str) -> Self {
         self.attribute(oid::COMMON_NAME, StringKind::Utf8, value)

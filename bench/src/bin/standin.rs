@@ -29,7 +29,7 @@ struct Flags {
     /// The shared store of the cluster: a socket that another process serves (with --serve-store).
     #[arg(long, value_name = "SOCKET", conflicts_with = "serve_store")]
     store: Option<PathBuf>,
-    /// Control socket: JSON lines (bench::standin::control::Command).
+    /// Control socket: JSON lines (`bench::standin::control::Command`).
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
     /// Send this command to the control socket, print the answer, and end.
@@ -109,6 +109,9 @@ struct Flags {
     /// Serve with this many threads.
     #[arg(long, default_value_t = 1)]
     threads: usize,
+    /// Whether the server asks itself over its own port, as kube-apiserver does, and is ready only while that works.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    loopback_client: bool,
     /// Do not keep a log of requests (for load).
     #[arg(long)]
     no_log: bool,
@@ -209,6 +212,7 @@ async fn serve(flags: &Flags, certificate: &Path, store: &Store) -> anyhow::Resu
             ..Limits::default()
         })
         .threads(flags.threads)
+        .loopback_client(flags.loopback_client)
         .timing(Timing {
             endpoint_ttl: Duration::from_secs(flags.endpoint_ttl),
             endpoint_every: Duration::from_secs(flags.endpoint_ttl.div_ceil(2)),

@@ -1,7 +1,7 @@
 //! A certificate written byte by byte, so that tests can have what no careful library issues: repeated organisations, any
 //! string type, X.509 v1, unknown critical extensions. Key pairs and signatures are rcgen's; nothing is parsed here.
 
-use rcgen::{KeyPair, SigningKey};
+use rcgen::{KeyPair, SigningKey as _};
 
 /// OIDs as DER content bytes.
 pub(super) mod oid {

@@ -81,11 +81,12 @@ impl StaticPod {
 
     /// The manifest as kubeadm writes it to `/etc/kubernetes/manifests/kube-apiserver.yaml` (what a reader of flags needs).
     pub fn yaml(&self) -> String {
-        let command: String = self
+        let lines: Vec<String> = self
             .flags
             .iter()
             .map(|(name, value)| format!("    - --{name}={value}\n"))
             .collect();
+        let command = lines.concat();
         format!(
             "apiVersion: v1\nkind: Pod\nmetadata:\n  labels:\n    component: kube-apiserver\n    tier: control-plane\n  \
              name: kube-apiserver\n  namespace: kube-system\nspec:\n  containers:\n  - command:\n    - kube-apiserver\n\

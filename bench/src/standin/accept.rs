@@ -137,6 +137,20 @@ impl Accept {
             })
     }
 
+    /// The encoding of an object, which the stand-in cannot write as protobuf: the next one that the caller accepts.
+    pub(crate) fn object(&self) -> Option<Encoding> {
+        let others = [Encoding::Json, Encoding::Yaml];
+        let next = || {
+            self.clauses
+                .iter()
+                .filter(|clause| !clause.transforms() && clause.charset_ok())
+                .find_map(|clause| others.into_iter().find(|encoding| clause.covers(*encoding)))
+        };
+        self.plain()
+            .filter(|encoding| *encoding != Encoding::Protobuf)
+            .or_else(next)
+    }
+
     /// go-restful's first look at paths that it routes: parameters do not count, `application/*` is not known.
     pub(crate) fn rest_routes(&self) -> bool {
         self.empty

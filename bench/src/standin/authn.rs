@@ -148,7 +148,7 @@ impl Authentication {
             }
         }
         for token in [
-            bearer(headers),
+            Ok(bearer(headers)),
             if websocket {
                 websocket_token(headers)
             } else {
@@ -258,15 +258,16 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = String> 
         .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
 }
 
-fn bearer(headers: &HeaderMap) -> Result<Option<String>, ()> {
+fn bearer(headers: &HeaderMap) -> Option<String> {
     let value = headers
         .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default();
+        .and_then(|value| value.to_str().ok())?;
     let mut parts = value.trim().splitn(3, ' ');
-    let scheme = parts.next().unwrap_or_default();
-    let token = parts.next().unwrap_or_default();
-    Ok((scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| token.to_owned()))
+    let scheme = parts.next()?;
+    let token = parts.next().filter(|token| !token.is_empty())?;
+    scheme
+        .eq_ignore_ascii_case("bearer")
+        .then(|| token.to_owned())
 }
 
 fn websocket_token(headers: &mut HeaderMap) -> Result<Option<String>, ()> {

@@ -312,6 +312,7 @@ pub(crate) async fn refuse(server: &Arc<Server>, on: bool) -> io::Result<()> {
     Ok(())
 }
 
+#[expect(clippy::infinite_loop, reason = "it ends when its task is dropped")]
 async fn accept(server: Arc<Server>, listener: &TcpListener) {
     loop {
         server.silence.ended().await;
@@ -321,6 +322,8 @@ async fn accept(server: Arc<Server>, listener: &TcpListener) {
         match accepted {
             Ok((stream, client)) => {
                 let id = server.next_connection();
+                // An IPv4 client of an IPv6 socket is an IPv4 client.
+                let client = SocketAddr::new(client.ip().to_canonical(), client.port());
                 let wire = Wire::new(id, client, Arc::clone(&server.silence), server.budget());
                 server.track(&wire);
                 let task = connection(Arc::clone(&server), stream, wire);
@@ -426,6 +429,8 @@ async fn http1_connection(
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
         .max_headers(5000)
+        // Go's slop above MaxHeaderBytes.
+        .max_header_size(HEADER_LIMIT + 4096)
         .max_buf_size(2 * HEADER_LIMIT)
         .half_close(true);
     let mut connection = std::pin::pin!(

@@ -57,6 +57,8 @@ pub enum Command {
     Phase,
     /// [`super::Store::writes`].
     Writes(String),
+    /// [`Handle::loopback_counts`].
+    Loopback,
 }
 
 /// What a command gives back.
@@ -77,6 +79,8 @@ pub enum Answer {
     Phase(Phase),
     /// Writes of a key.
     Writes(Writes),
+    /// How often the server reached itself, and how often not.
+    Loopback(u64, u64),
 }
 
 /// Serves the socket until dropped.
@@ -139,6 +143,10 @@ async fn obey(handle: &Handle, command: Command) -> Answer {
         Command::Rules(rules) => handle.set_rules(rules),
         Command::Token { token, user } => {
             return done(handle.set_authentication(|known| drop(known.tokens.insert(token, user))));
+        }
+        Command::Loopback => {
+            let (answers, failures) = handle.loopback_counts();
+            return Answer::Loopback(answers, failures);
         }
         Command::Phase => return Answer::Phase(handle.phase()),
         Command::Writes(key) => {

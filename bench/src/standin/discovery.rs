@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use super::{
     forms::{self, Encoding, GroupVersion, LegacyGroup},
-    serve::{Call, Reply, not_found, reply},
+    reply::{Reply, not_found, reply},
+    serve::Call,
     server::{Phase, Which},
     status::Status,
 };

@@ -83,7 +83,7 @@ pub enum Action {
     Trailers(Vec<(String, String)>),
     /// The answer's head and this many bytes of its body, then nothing more.
     HangBody(u64),
-    /// The body breaks off after this many bytes (RST_STREAM, or an aborted HTTP/1.1 connection).
+    /// The body breaks off after this many bytes (`RST_STREAM`, or an aborted HTTP/1.1 connection).
     Truncate(u64),
     /// The TCP connection is reset after this many bytes of the body.
     Reset(u64),
@@ -94,7 +94,7 @@ pub enum Action {
         /// Pause before each piece, milliseconds.
         every_ms: u64,
     },
-    /// The HTTP/2 stream is reset with this code (7: REFUSED_STREAM) before it is looked at.
+    /// The HTTP/2 stream is reset with this code (7: `REFUSED_STREAM`) before it is looked at.
     ResetStream(u32),
     /// Answered as usual, and GOAWAY with the highest stream seen (HTTP/2; HTTP/1.1: the connection closes).
     GoAway,

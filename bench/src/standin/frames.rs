@@ -63,7 +63,7 @@ impl GoAway {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends GOAWAY (NO_ERROR) naming the highest stream seen; once.
+    /// Sends GOAWAY (`NO_ERROR`) naming the highest stream seen; once.
     pub(crate) fn send(&self) {
         self.lock().go_away();
     }

@@ -114,12 +114,12 @@ impl Info {
             self.rest = rest[3..].iter().map(|part| (*part).to_owned()).collect();
         }
         if self.name.is_empty() && self.verb == "get" {
-            self.verb = if flag(query, "watch") {
+            let verb = if flag(query, "watch") {
                 "watch"
             } else {
                 "list"
-            }
-            .to_owned();
+            };
+            verb.clone_into(&mut self.verb);
         }
         if self.name.is_empty()
             && matches!(

@@ -137,6 +137,7 @@ async fn reconcile(server: &Server) -> Result<(), StoreError> {
     let mut ports: Vec<u16> = live.iter().map(|(_, port)| *port).chain([own]).collect();
     ports.sort_unstable();
     ports.dedup();
+    let mut names = Vec::new();
     for port in &ports {
         let addresses: Vec<String> = live
             .iter()
@@ -149,10 +150,21 @@ async fn reconcile(server: &Server) -> Result<(), StoreError> {
             format!("kubernetes-{port}")
         };
         slice(server, &name, *port, &addresses).await?;
+        names.push(name);
     }
-    if ports.len() > 1 && !ports.contains(&6443) {
-        // The slice from the time when all ports were the same.
-        slice(server, "kubernetes", own, &[]).await?;
+    // Slices of ports that no live server has any more, or from a time when all ports were the same.
+    let (slices, _) = server
+        .store
+        .list("discovery.k8s.io/endpointslices/default/kubernetes")
+        .await?;
+    for old in slices {
+        let name = old.value["metadata"]["name"].as_str().unwrap_or_default();
+        let port = old.value["ports"][0]["port"]
+            .as_u64()
+            .and_then(|port| u16::try_from(port).ok());
+        if !names.iter().any(|kept| kept == name) {
+            slice(server, name, port.unwrap_or(own), &[]).await?;
+        }
     }
     let subsets: Vec<Value> = ports
         .iter()
@@ -163,18 +175,15 @@ async fn reconcile(server: &Server) -> Result<(), StoreError> {
                 .then(|| json!({"addresses": addresses, "ports": [{"name": "https", "port": port, "protocol": "TCP"}]}))
         })
         .collect();
-    let key = store::key("", "endpoints", "default", "kubernetes");
-    let labels = json!({"endpointslice.kubernetes.io/skip-mirror": "true"});
-    settle(
-        server,
-        &key,
-        "v1",
-        "Endpoints",
-        "kubernetes",
-        &labels,
-        &json!({"subsets": subsets}),
-    )
-    .await
+    let kept = Kept {
+        key: store::key("", "endpoints", "default", "kubernetes"),
+        api_version: "v1",
+        kind: "Endpoints",
+        name: "kubernetes",
+        labels: json!({"endpointslice.kubernetes.io/skip-mirror": "true"}),
+        fields: json!({"subsets": subsets}),
+    };
+    settle(server, &kept).await
 }
 
 async fn slice(
@@ -183,54 +192,54 @@ async fn slice(
     port: u16,
     addresses: &[String],
 ) -> Result<(), StoreError> {
-    let key = store::key("discovery.k8s.io", "endpointslices", "default", name);
     let endpoints: Vec<Value> = addresses
         .iter()
         .map(|address| json!({"addresses": [address], "conditions": {"ready": true}}))
         .collect();
-    let fields = json!({
-        "addressType": if server.address().is_ipv4() { "IPv4" } else { "IPv6" },
-        "endpoints": endpoints,
-        "ports": [{"name": "https", "protocol": "TCP", "port": port}],
-    });
-    let labels = json!({"kubernetes.io/service-name": "kubernetes"});
-    settle(
-        server,
-        &key,
-        "discovery.k8s.io/v1",
-        "EndpointSlice",
+    let kept = Kept {
+        key: store::key("discovery.k8s.io", "endpointslices", "default", name),
+        api_version: "discovery.k8s.io/v1",
+        kind: "EndpointSlice",
         name,
-        &labels,
-        &fields,
-    )
-    .await
+        labels: json!({"kubernetes.io/service-name": "kubernetes"}),
+        fields: json!({
+            "addressType": if server.address().is_ipv4() { "IPv4" } else { "IPv6" },
+            "endpoints": endpoints,
+            "ports": [{"name": "https", "protocol": "TCP", "port": port}],
+        }),
+    };
+    settle(server, &kept).await
 }
 
-/// Creates or updates an object of namespace `default` so that its top-level fields are `fields`; writes nothing if they are.
-async fn settle(
-    server: &Server,
-    key: &str,
-    api_version: &str,
-    kind: &str,
-    name: &str,
-    labels: &Value,
-    fields: &Value,
-) -> Result<(), StoreError> {
+/// An object of namespace `default` that servers keep together.
+struct Kept<'a> {
+    key: String,
+    api_version: &'a str,
+    kind: &'a str,
+    name: &'a str,
+    labels: Value,
+    /// Its top-level fields, but for metadata.
+    fields: Value,
+}
+
+/// Creates or updates it so that its top-level fields are as wanted; writes nothing if they are.
+async fn settle(server: &Server, kept: &Kept<'_>) -> Result<(), StoreError> {
+    let key = kept.key.as_str();
     loop {
         let present = server.store.get(key).await?;
         let mut object = present.as_ref().map_or_else(
             || {
                 json!({
-                    "kind": kind, "apiVersion": api_version,
+                    "kind": kept.kind, "apiVersion": kept.api_version,
                     "metadata": {
-                        "name": name, "namespace": "default", "uid": clock::uid(),
-                        "creationTimestamp": clock::rfc3339(), "labels": labels,
+                        "name": kept.name, "namespace": "default", "uid": clock::uid(),
+                        "creationTimestamp": clock::rfc3339(), "labels": kept.labels,
                     },
                 })
             },
             |stored| stored.value.clone(),
         );
-        for (field, value) in fields.as_object().into_iter().flatten() {
+        for (field, value) in kept.fields.as_object().into_iter().flatten() {
             object[field] = value.clone();
         }
         let written = match &present {

@@ -19,7 +19,8 @@ use serde_json::Value;
 use super::{
     forms::{Encoding, to_yaml},
     model::{Resource, Subresource},
-    serve::{Call, Reply, not_found, reply},
+    reply::{Reply, compressed, not_found, reply},
+    serve::Call,
     status::{About, Status},
     store::{self, StoreError, Stored},
 };
@@ -201,7 +202,7 @@ fn find(call: &Call) -> Result<Option<Target>, Status> {
     let namespaces = info.group.is_empty() && info.resource == "namespaces";
     let across = matches!(info.verb.as_str(), "list" | "watch" | "deletecollection")
         && resource.namespaced();
-    if !namespaces && namespaced != resource.namespaced() && !(across && !namespaced) {
+    if !namespaces && namespaced != resource.namespaced() && (namespaced || !across) {
         return Err(Status::unknown_resource());
     }
     Ok(Some(Target {
@@ -222,17 +223,21 @@ fn find(call: &Call) -> Result<Option<Target>, Status> {
 }
 
 /// An object in the caller's encoding.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "callers make the bytes for this"
+)]
 fn object(call: &Call, code: StatusCode, json: Bytes) -> Result<Reply, Status> {
-    match call.accept.plain() {
+    match call.accept.object() {
         Some(Encoding::Json) => {
             let mut line = Vec::with_capacity(json.len() + 1);
             line.extend_from_slice(&json);
             line.push(b'\n');
-            Ok(reply(
-                code,
-                Encoding::Json.media_type(),
-                call.json(Bytes::from(line)),
-            ))
+            let body = call.json(Bytes::from(line));
+            if code != StatusCode::OK {
+                return Ok(reply(code, Encoding::Json.media_type(), body));
+            }
+            Ok(compressed(&call.headers, Encoding::Json.media_type(), body))
         }
         Some(Encoding::Yaml) => {
             let value: Value = serde_json::from_slice(&json).unwrap_or_default();
@@ -243,7 +248,7 @@ fn object(call: &Call, code: StatusCode, json: Bytes) -> Result<Reply, Status> {
             ))
         }
         // The stand-in has no protobuf schemas of objects; callers that accept nothing else are told so.
-        Some(Encoding::Protobuf) | None => Err(Status::not_acceptable(false)),
+        _ => Err(Status::not_acceptable(false)),
     }
 }
 

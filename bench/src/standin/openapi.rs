@@ -11,7 +11,8 @@ use super::{
     fixtures,
     forms::upper_hex_sha512,
     model::{Catalogue, Version},
-    serve::{Call, Reply, not_found, reply},
+    reply::{Reply, not_found, reply},
+    serve::Call,
     status::Status,
 };
 

@@ -1,12 +1,15 @@
 //! Non-resource paths that are not discovery: health, version, metrics, the index, and a body of any size.
 
+use std::sync::atomic::Ordering;
+
 use bytes::Bytes;
 use http::{Method, StatusCode};
 
 use super::{
     body::Body,
     fixtures,
-    serve::{Call, Reply, indented, reply, text, with_body},
+    reply::{Reply, indented, reply, text, with_body},
+    serve::Call,
     server::Phase,
 };
 
@@ -30,8 +33,10 @@ pub(crate) fn answer(call: &Call) -> Option<Reply> {
     }
     if under("/readyz") {
         return Some(match call.server.phase() {
-            Phase::Ready => text(StatusCode::OK, "ok"),
-            Phase::Starting | Phase::Incomplete => text(
+            Phase::Ready if call.server.reaches_itself.load(Ordering::Relaxed) => {
+                text(StatusCode::OK, "ok")
+            }
+            Phase::Starting | Phase::Incomplete | Phase::Ready => text(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "[+]ping ok\n[-]poststarthook/apiservice-discovery-controller failed: reason withheld\nreadyz check failed\n",
             ),
@@ -107,8 +112,12 @@ fn index(call: &Call) -> Option<Reply> {
 fn metrics(call: &Call) -> Reply {
     let lines = format!(
         "# HELP apiserver_request_total [STABLE] Counter of apiserver requests.\n# TYPE apiserver_request_total counter\n\
-         apiserver_request_total {}\n",
-        call.server.log.count()
+         apiserver_request_total {}\n\
+         # HELP standin_loopback_total How often the server reached itself.\n# TYPE standin_loopback_total counter\n\
+         standin_loopback_total{{result=\"ok\"}} {}\nstandin_loopback_total{{result=\"failed\"}} {}\n",
+        call.server.log.count(),
+        call.server.loopback_answers.load(Ordering::Relaxed),
+        call.server.loopback_failures.load(Ordering::Relaxed)
     );
     reply(
         StatusCode::OK,

@@ -1,9 +1,9 @@
 //! One request from its head to its answer: faults, the server's phase, who asks, may they, what is it.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 
@@ -11,15 +11,16 @@ use super::{
     accept::{self, Accept},
     authn::User,
     authz,
-    body::{Body, End, Guard},
+    body::{Body, Guard},
     clock,
     conn::Peer,
     discovery,
     faults::Action,
-    forms::{self, Encoding},
     info::{self, Info},
     log::{Entry, Head},
+    misbehave::{misbehave, spoil},
     objects, openapi, plain,
+    reply::{Reply, indented, not_found, status_reply, text},
     server::{Phase, Server},
     status::{About, Status},
     upgrade,
@@ -31,9 +32,7 @@ const BODY_LIMIT: usize = 3 * 1024 * 1024;
 /// The stream is reset instead of answered.
 #[derive(Debug, thiserror::Error)]
 #[error("the stream is reset on command")]
-pub(crate) struct StreamReset(#[source] h2::Error);
-
-pub(crate) type Reply = Response<Body>;
+pub(crate) struct StreamReset(#[source] pub(crate) h2::Error);
 
 /// A request while it is being answered.
 #[derive(Debug)]
@@ -101,134 +100,6 @@ impl Call {
     pub(crate) fn status(&self, status: &Status) -> Reply {
         status_reply(&self.accept, &self.headers, &self.query, status)
     }
-}
-
-/// Indented JSON as `json.MarshalIndent(v, "", "  ")` writes it, key order kept.
-pub(crate) fn indented(compact: &[u8]) -> Bytes {
-    let mut out = Vec::with_capacity(compact.len() * 2);
-    let (mut depth, mut text, mut escaped) = (0_usize, false, false);
-    let trimmed = compact.trim_ascii_end();
-    let line = |out: &mut Vec<u8>, depth: usize| {
-        out.push(b'\n');
-        out.extend(std::iter::repeat_n(b' ', depth * 2));
-    };
-    for (at, byte) in trimmed.iter().copied().enumerate() {
-        if text {
-            out.push(byte);
-            match byte {
-                _ if escaped => escaped = false,
-                b'\\' => escaped = true,
-                b'"' => text = false,
-                _ => {}
-            }
-            continue;
-        }
-        match byte {
-            b'"' => {
-                text = true;
-                out.push(byte);
-            }
-            b'{' | b'[' => {
-                out.push(byte);
-                let closes = trimmed
-                    .get(at + 1)
-                    .is_some_and(|next| matches!(next, b'}' | b']'));
-                if closes {
-                    continue;
-                }
-                depth += 1;
-                line(&mut out, depth);
-            }
-            b'}' | b']' => {
-                let opened = at > 0 && matches!(trimmed[at - 1], b'{' | b'[');
-                if !opened {
-                    depth = depth.saturating_sub(1);
-                    line(&mut out, depth);
-                }
-                out.push(byte);
-            }
-            b',' => {
-                out.push(byte);
-                line(&mut out, depth);
-            }
-            b':' => out.extend(b": "),
-            _ => out.push(byte),
-        }
-    }
-    Bytes::from(out)
-}
-
-fn status_reply(
-    accept: &Accept,
-    headers: &HeaderMap,
-    query: &[(String, String)],
-    status: &Status,
-) -> Reply {
-    let code =
-        StatusCode::from_u16(status.code.max(200)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut json = serde_json::to_vec(status).unwrap_or_default();
-    let (encoding, body) = match accept.plain() {
-        // What cannot be negotiated is written raw, and raw is indented (responsewriters.WriteRawJSON).
-        _ if code == StatusCode::NOT_ACCEPTABLE => (Encoding::Json, indented(&json)),
-        None => (Encoding::Json, indented(&json)),
-        Some(Encoding::Protobuf) => (Encoding::Protobuf, forms::status_proto(status)),
-        Some(Encoding::Yaml) => {
-            let value = serde_json::to_value(status).unwrap_or_default();
-            (Encoding::Yaml, Bytes::from(forms::to_yaml(&value)))
-        }
-        Some(Encoding::Json) if accept::pretty(headers, query) => (Encoding::Json, indented(&json)),
-        Some(Encoding::Json) => {
-            json.push(b'\n');
-            (Encoding::Json, Bytes::from(json))
-        }
-    };
-    let mut reply = reply(code, encoding.media_type(), body);
-    if code == StatusCode::FORBIDDEN {
-        reply.headers_mut().insert(
-            header::X_CONTENT_TYPE_OPTIONS,
-            HeaderValue::from_static("nosniff"),
-        );
-    }
-    if let Some(seconds) = status
-        .details
-        .as_ref()
-        .map(|details| details.retry_after_seconds)
-        .filter(|left| *left > 0)
-    {
-        reply
-            .headers_mut()
-            .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    reply
-}
-
-/// An answer with a body of a media type.
-pub(crate) fn reply(code: StatusCode, media_type: &'static str, body: Bytes) -> Reply {
-    with_body(code, media_type, Body::bytes(body))
-}
-
-pub(crate) fn with_body(code: StatusCode, media_type: &'static str, body: Body) -> Reply {
-    let mut reply = Response::new(body);
-    *reply.status_mut() = code;
-    reply
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
-    reply
-}
-
-/// Plain text as Go's `http.Error` writes it.
-pub(crate) fn text(code: StatusCode, body: impl Into<Bytes>) -> Reply {
-    let mut reply = reply(code, "text/plain; charset=utf-8", body.into());
-    reply.headers_mut().insert(
-        header::X_CONTENT_TYPE_OPTIONS,
-        HeaderValue::from_static("nosniff"),
-    );
-    reply
-}
-
-/// Kind (a) of 404: nobody knows the path.
-pub(crate) fn not_found() -> Reply {
-    text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
 /// hyper's entry.
@@ -369,6 +240,19 @@ fn in_phase(call: &Call) -> Option<Reply> {
 async fn identified(call: &mut Call) -> Reply {
     let authentication = call.server.authentication.load_full();
     let websocket = upgrade::is_websocket(&call.headers);
+    let own = call
+        .headers
+        .get(header::AUTHORIZATION)
+        .is_some_and(|value| {
+            value.as_bytes().strip_prefix(b"Bearer ") == Some(call.server.loopback_token.as_bytes())
+        });
+    if own {
+        call.user = User::new(
+            "system:apiserver",
+            &["system:authenticated", "system:masters"],
+        );
+        return route(call).await;
+    }
     let Some(user) = authentication.authenticate(&call.peer.chain, &mut call.headers, websocket)
     else {
         let mut reply = call.status(&Status::unauthorized());
@@ -401,7 +285,7 @@ async fn identified(call: &mut Call) -> Reply {
     reply
 }
 
-/// UnauthenticatedHTTP2DOSMitigation: over HTTP/2 this becomes a GOAWAY.
+/// `UnauthenticatedHTTP2DOSMitigation`: over HTTP/2 this becomes a GOAWAY.
 fn close_http2(call: &Call, reply: &mut Reply) {
     if call.peer.wire.is_http2() {
         reply
@@ -530,155 +414,4 @@ fn decorate(call: &Call, reply: &mut Reply) {
             headers.insert(HeaderName::from_static(name), value);
         }
     }
-}
-
-/// Faults that come before the answer, or instead of it.
-async fn misbehave(call: &mut Call, action: &Action) -> Result<Option<Reply>, StreamReset> {
-    Ok(match action {
-        Action::Hang => {
-            std::future::pending::<()>().await;
-            None
-        }
-        Action::Delay(millis) => {
-            tokio::time::sleep(Duration::from_millis(*millis)).await;
-            None
-        }
-        Action::Answer {
-            code,
-            headers,
-            body,
-        } => {
-            let mut reply = Response::new(Body::bytes(body.clone()));
-            *reply.status_mut() =
-                StatusCode::from_u16(*code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            append(reply.headers_mut(), headers);
-            Some(reply)
-        }
-        Action::ShuttingDown => {
-            let mut reply = text(
-                StatusCode::TOO_MANY_REQUESTS,
-                "The apiserver is shutting down, please try again later.\n",
-            );
-            reply
-                .headers_mut()
-                .insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
-            reply
-                .headers_mut()
-                .insert(header::CONNECTION, HeaderValue::from_static("close"));
-            Some(reply)
-        }
-        Action::Html => Some(reply(
-            StatusCode::OK,
-            "text/html; charset=utf-8",
-            Bytes::from_static(b"<!DOCTYPE html><html><body><h1>It works!</h1></body></html>\n"),
-        )),
-        Action::Garbage => {
-            let mut bytes = vec![0_u8; 512];
-            bytes
-                .iter_mut()
-                .zip(clock::random::<512>())
-                .for_each(|(to, from)| *to = from);
-            Some(reply(
-                StatusCode::OK,
-                "application/json",
-                Bytes::from(bytes),
-            ))
-        }
-        Action::TruncatedGzip => {
-            let mut reply = reply(StatusCode::OK, "application/json", truncated_gzip());
-            reply
-                .headers_mut()
-                .insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-            Some(reply)
-        }
-        Action::Huge(bytes) => Some(reply(
-            StatusCode::OK,
-            "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
-            huge(*bytes),
-        )),
-        Action::ResetStream(code) => {
-            return Err(StreamReset(h2::Error::from(h2::Reason::from(*code))));
-        }
-        Action::ReadBody => {
-            if let Ok(bytes) = call.body().await {
-                tracing::debug!(bytes = bytes.len(), "Read the body at once");
-            }
-            None
-        }
-        Action::Headers(_)
-        | Action::Trailers(_)
-        | Action::HangBody(_)
-        | Action::Truncate(_)
-        | Action::Reset(_)
-        | Action::Drip { .. }
-        | Action::GoAway => None,
-    })
-}
-
-/// Faults of the answer itself.
-fn spoil(mut reply: Reply, actions: &[Action]) -> Reply {
-    for action in actions {
-        match action {
-            Action::Headers(lines) => append(reply.headers_mut(), lines),
-            Action::Trailers(lines) => {
-                let mut trailers = HeaderMap::new();
-                append(&mut trailers, lines);
-                let names: Vec<&str> = lines.iter().map(|(name, _)| name.as_str()).collect();
-                // HTTP/1.1 sends only announced trailers, and needs a chunked body for them.
-                if let Ok(names) = HeaderValue::try_from(names.join(", ")) {
-                    reply.headers_mut().insert(header::TRAILER, names);
-                }
-                reply = reply.map(|body| body.trailers(trailers));
-            }
-            Action::HangBody(after) => reply = reply.map(|body| body.ending(*after, End::Hang)),
-            Action::Truncate(after) => reply = reply.map(|body| body.ending(*after, End::Error)),
-            Action::Reset(after) => reply = reply.map(|body| body.ending(*after, End::Reset)),
-            Action::Drip { bytes, every_ms } => {
-                reply = reply.map(|body| body.paced(*bytes, Duration::from_millis(*every_ms)));
-            }
-            _ => {}
-        }
-    }
-    reply
-}
-
-fn append(headers: &mut HeaderMap, lines: &[(String, String)]) {
-    for (name, value) in lines {
-        match (
-            HeaderName::try_from(name.as_str()),
-            HeaderValue::try_from(value.as_str()),
-        ) {
-            (Ok(name), Ok(value)) => {
-                headers.append(name, value);
-            }
-            _ => tracing::warn!(name, "This header line cannot be sent"),
-        }
-    }
-}
-
-fn truncated_gzip() -> Bytes {
-    use std::io::Write as _;
-    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    // Writing to a Vec cannot fail.
-    drop(encoder.write_all(&clock::random::<4096>()));
-    let whole = encoder.finish().unwrap_or_default();
-    Bytes::from(whole[..whole.len() / 2].to_vec())
-}
-
-fn huge(bytes: u64) -> Bytes {
-    let mut out = String::from(
-        r#"{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","metadata":{},"items":["#,
-    );
-    let mut at = 0_u64;
-    while (out.len() as u64) < bytes {
-        if at > 0 {
-            out.push(',');
-        }
-        out.push_str(r#"{"metadata":{"name":"g"#);
-        out.push_str(&at.to_string());
-        out.push_str(r#".example.com"},"versions":[{"version":"v1","resources":[{"resource":"things","responseKind":{"group":"","version":"","kind":"Thing"},"scope":"Namespaced","singularResource":"thing","verbs":["get","list"]}],"freshness":"Current"}]}"#);
-        at += 1;
-    }
-    out.push_str("]}\n");
-    Bytes::from(out)
 }

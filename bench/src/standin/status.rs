@@ -4,6 +4,7 @@ use serde::Serialize;
 
 /// `metav1.Status`.
 #[derive(Debug, Clone, Serialize)]
+#[expect(clippy::struct_field_names, reason = "the names are the API's")]
 pub(crate) struct Status {
     kind: &'static str,
     #[serde(rename = "apiVersion")]
@@ -15,7 +16,7 @@ pub(crate) struct Status {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) reason: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) details: Option<Details>,
+    pub(crate) details: Option<Box<Details>>,
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) code: u16,
 }
@@ -89,7 +90,7 @@ impl Status {
             status: "Failure",
             message: message.into(),
             reason: reason.to_owned(),
-            details,
+            details: details.map(Box::new),
             code,
         }
     }

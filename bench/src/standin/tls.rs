@@ -30,15 +30,15 @@ pub enum Protocols {
     Http2,
 }
 
+/// The server name that a server's own client sends.
+pub(crate) const LOOPBACK_NAME: &str = "apiserver-loopback-client";
+
 /// The certificate that a server's own client trusts (SNI `apiserver-loopback-client`); made anew by every process.
 pub(crate) fn loopback() -> anyhow::Result<Arc<CertifiedKey>> {
-    let name = format!(
-        "apiserver-loopback-client@{}",
-        super::clock::unix_millis() / 1000
-    );
+    let name = format!("{LOOPBACK_NAME}@{}", super::clock::unix_millis() / 1000);
     let authority = Authority::new("apiserver-loopback-client-ca")?;
     let subject = Subject::new().cn(&name);
-    let issued = authority.issue(&Leaf::server(subject, &["apiserver-loopback-client"], &[]))?;
+    let issued = authority.issue(&Leaf::server(subject, &[LOOPBACK_NAME], &[]))?;
     certified(
         vec![issued.der.clone(), authority.certificate.der.clone()],
         issued.private_key(),
@@ -81,10 +81,6 @@ pub(crate) fn server(
             .collect(),
         provider: Arc::clone(&provider),
     });
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the stand-in's TLS settings are made here only"
-    )]
     let builder = ServerConfig::builder_with_provider(provider);
     let mut config = builder
         .with_safe_default_protocol_versions()?
@@ -107,7 +103,7 @@ struct BySni {
 
 impl ResolvesServerCert for BySni {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let loopback = hello.server_name() == Some("apiserver-loopback-client");
+        let loopback = hello.server_name() == Some(LOOPBACK_NAME);
         Some(Arc::clone(if loopback {
             &self.loopback
         } else {
@@ -180,9 +176,9 @@ impl AnyCertificate {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         let bad = || Error::InvalidCertificate(rustls::CertificateError::BadSignature);
-        let (_, certificate) = X509Certificate::from_der(cert).map_err(|_| bad())?;
+        let (_, certificate) = X509Certificate::from_der(cert).map_err(|_error| bad())?;
         let key = SubjectPublicKeyInfoDer::from(certificate.public_key().raw);
-        let key = webpki::RawPublicKeyEntity::try_from(&key).map_err(|_| bad())?;
+        let key = webpki::RawPublicKeyEntity::try_from(&key).map_err(|_error| bad())?;
         let mapping = self.provider.signature_verification_algorithms.mapping;
         let algorithms = mapping
             .iter()

@@ -116,7 +116,7 @@ pub(crate) fn base(release: Release, all_apis: bool) -> anyhow::Result<Catalogue
             .find(|((known, _), _)| *known == group)
             .map(|(_, found)| found.0);
         let (of_group, of_version) =
-            known.unwrap_or((same_group.unwrap_or(last_group - 1), last_version - 1));
+            known.unwrap_or_else(|| (same_group.unwrap_or(last_group - 1), last_version - 1));
         (last_group, last_version) = (of_group, of_version);
         catalogue
             .priorities

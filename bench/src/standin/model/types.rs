@@ -39,6 +39,7 @@ pub(crate) struct GroupMeta {
 
 /// `APIVersionDiscovery`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[expect(clippy::struct_field_names, reason = "the names are the API's")]
 pub(crate) struct Version {
     pub(crate) version: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

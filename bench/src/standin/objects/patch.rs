@@ -115,15 +115,16 @@ fn put(object: &mut Value, path: &str, value: Value, insert: bool) -> Result<(),
             let at = if last == "-" {
                 list.len()
             } else {
-                last.parse().map_err(|_| format!("{last:?} is no index"))?
+                last.parse()
+                    .map_err(|error| format!("{last:?} is no index: {error}"))?
             };
             if at > list.len() || (!insert && at == list.len()) {
                 return Err(format!("there is no {path}"));
             }
             if insert {
-                list.insert(at, value)
+                list.insert(at, value);
             } else {
-                list[at] = value
+                list[at] = value;
             }
         }
         _ => return Err(format!("nothing can be put at {path}")),

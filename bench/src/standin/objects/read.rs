@@ -8,11 +8,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    super::{
-        serve::{Call, Reply},
-        status::Status,
-        store::Stored,
-    },
+    super::{reply::Reply, serve::Call, status::Status, store::Stored},
     Target, existing, object,
     select::Selection,
 };
@@ -23,10 +19,10 @@ pub(super) async fn get(call: &Call, target: &Target) -> Result<Reply, Status> {
     let stored = existing(call, target).await?;
     if call.accept.table() {
         let table = table(target, &[stored], None);
-        return object_as_json(call, &table);
+        return Ok(object_as_json(call, &table));
     }
     if call.accept.partial_metadata() {
-        return object_as_json(call, &partial(&stored, true));
+        return Ok(object_as_json(call, &partial(&stored, true)));
     }
     object(call, StatusCode::OK, target.shown(&stored))
 }
@@ -63,27 +59,23 @@ pub(super) async fn list(call: &Call, target: &Target) -> Result<Reply, Status> 
     }
     if call.accept.table() {
         let table = table(target, &found, Some(metadata));
-        return object_as_json(call, &table);
+        return Ok(object_as_json(call, &table));
     }
     if call.accept.partial_metadata() {
         let items: Vec<Value> = found.iter().map(|stored| partial(stored, false)).collect();
         let list = json!({
             "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata, "items": items,
         });
-        return object_as_json(call, &list);
+        return Ok(object_as_json(call, &list));
     }
     object(call, StatusCode::OK, list_json(target, &found, &metadata))
 }
 
-fn object_as_json(call: &Call, value: &Value) -> Result<Reply, Status> {
+fn object_as_json(call: &Call, value: &Value) -> Reply {
     let mut line = serde_json::to_vec(value).unwrap_or_default();
     line.push(b'\n');
     let body = call.json(Bytes::from(line));
-    Ok(super::super::serve::reply(
-        StatusCode::OK,
-        "application/json",
-        body,
-    ))
+    super::super::reply::reply(StatusCode::OK, "application/json", body)
 }
 
 /// The list, in the field order of Go's types; items of built-in kinds have no kind of their own.

@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use super::{
     super::{
         body::Body,
-        serve::{Call, Reply, with_body},
+        reply::{Reply, with_body},
+        serve::Call,
         server::{Phase, Server},
         status::Status,
         store::{Event, StoreError, Stored},
@@ -21,7 +22,7 @@ use super::{
 };
 
 /// kube-apiserver sends bookmarks about once a minute.
-const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
+const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
 /// Without timeoutSeconds a watch lasts between 30 and 60 minutes (`--min-request-timeout`); here always this long.
 const DEFAULT_TIMEOUT: u64 = 45 * 60;
 
@@ -75,9 +76,9 @@ pub(super) async fn watch(call: &Call, target: &Target) -> Result<Reply, Status>
             watch.queue.push_back(line);
         }
     } else {
-        watch.after = revision
-            .parse()
-            .map_err(|_| Status::bad_request(format!("invalid resource version {revision:?}")))?;
+        watch.after = revision.parse().map_err(|error| {
+            Status::bad_request(format!("invalid resource version {revision:?}: {error}"))
+        })?;
     }
     let events = futures_util::stream::unfold(watch, |mut watch| async move {
         let line = watch.next().await?;

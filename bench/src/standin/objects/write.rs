@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use super::{
     super::{
         clock,
-        serve::{Call, Reply},
+        reply::Reply,
+        serve::Call,
         status::{About, Status},
         store::{StoreError, Stored, key},
     },
@@ -264,10 +265,9 @@ pub(super) async fn replace(
         .filter(|revision| !revision.is_empty())
         .map(str::to_owned);
     let expected = match expected {
-        Some(text) => Some(
-            text.parse()
-                .map_err(|_| Status::bad_request(format!("invalid resource version {text:?}")))?,
-        ),
+        Some(text) => Some(text.parse().map_err(|error| {
+            Status::bad_request(format!("invalid resource version {text:?}: {error}"))
+        })?),
         None => None,
     };
     let present = existing(call, target).await?;
@@ -447,17 +447,16 @@ pub(super) async fn delete(call: &mut Call, target: &Target) -> Result<Reply, St
         return Err(Status::precondition(target.about(), &what));
     }
     let left = remove(call, target, &stored).await?;
-    match left {
-        Some(waiting) => object(call, StatusCode::OK, target.shown(&waiting)),
-        None => {
-            let uid = stored.value["metadata"]["uid"].as_str().unwrap_or_default();
-            let status = Status::success(target.about(), uid);
-            object(
-                call,
-                StatusCode::OK,
-                Bytes::from(serde_json::to_vec(&status).unwrap_or_default()),
-            )
-        }
+    if let Some(waiting) = left {
+        object(call, StatusCode::OK, target.shown(&waiting))
+    } else {
+        let uid = stored.value["metadata"]["uid"].as_str().unwrap_or_default();
+        let status = Status::success(target.about(), uid);
+        object(
+            call,
+            StatusCode::OK,
+            Bytes::from(serde_json::to_vec(&status).unwrap_or_default()),
+        )
     }
 }
 

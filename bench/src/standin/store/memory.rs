@@ -144,6 +144,7 @@ impl Memory {
             previous: Some(present),
             deleted: true,
         });
+        drop(inner);
         Ok(gone)
     }
 

@@ -7,7 +7,11 @@ use sha2::Digest as _;
 
 use crate::{
     pki::ClusterPki,
-    standin::{Release, Standin, client::Client, clock, fixtures},
+    standin::{
+        Release, Standin,
+        client::{Answer, Client},
+        clock, fixtures,
+    },
 };
 
 #[derive(Deserialize)]
@@ -54,6 +58,76 @@ fn body_differs(name: &str) -> Option<&'static str> {
     }
 }
 
+/// What is not as recorded.
+fn differences(
+    recorded: &Recorded,
+    answer: &Answer,
+    archive: &fixtures::Archive,
+    directory: &str,
+) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut complain = |what: String| wrong.push(format!("{}: {what}", recorded.name));
+    if recorded.name == "api_v1_namespaces_default__proto" {
+        // The stand-in speaks protobuf for discovery and Status, not for objects (objects.rs), and says so.
+        assert_eq!(answer.status, 406);
+        return wrong;
+    }
+    if answer.status.as_u16() != recorded.status {
+        complain(format!(
+            "status {} instead of {}",
+            answer.status, recorded.status
+        ));
+        return wrong;
+    }
+    for name in COMPARED {
+        let wanted: Vec<&str> = recorded
+            .response_headers
+            .iter()
+            .filter(|(found, _)| found.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_str())
+            .collect();
+        let got: Vec<&str> = answer
+            .headers
+            .get_all(name)
+            .iter()
+            .map(|value| value.to_str().unwrap())
+            .collect();
+        if wanted != got {
+            complain(format!("{name} {got:?} instead of {wanted:?}"));
+        }
+    }
+    let got = clock::hex(&sha2::Sha256::digest(&answer.body));
+    let wanted = recorded.body_sha256.as_deref().unwrap_or_default();
+    if recorded.method != "HEAD"
+        && body_differs(&recorded.name).is_none()
+        && !wanted.is_empty()
+        && got != wanted
+    {
+        let stored = archive
+            .get(&format!("{directory}/{}.json", recorded.name))
+            .cloned()
+            .unwrap_or_default();
+        let at = stored
+            .iter()
+            .zip(&answer.body)
+            .position(|(left, right)| left != right)
+            .unwrap_or_default();
+        complain(format!(
+            "body of {} bytes instead of {}, first difference at {at}: {:?} instead of {:?}",
+            answer.body.len(),
+            recorded.body_bytes,
+            String::from_utf8_lossy(
+                &answer.body[at.saturating_sub(30).min(answer.body.len())
+                    ..(at + 60).min(answer.body.len())]
+            ),
+            String::from_utf8_lossy(
+                &stored[at.saturating_sub(30).min(stored.len())..(at + 60).min(stored.len())]
+            ),
+        ));
+    }
+    wrong
+}
+
 async fn replay(release: Release, all_apis: bool) {
     let minor = release.minor();
     let directory = if all_apis {
@@ -95,65 +169,7 @@ async fn replay(release: Release, all_apis: bool) {
             )
             .await
             .unwrap();
-        let mut complain = |what: String| wrong.push(format!("{}: {what}", recorded.name));
-        if recorded.name == "api_v1_namespaces_default__proto" {
-            // The stand-in speaks protobuf for discovery and Status, not for objects (objects.rs), and says so.
-            assert_eq!(answer.status, 406);
-            continue;
-        }
-        if answer.status.as_u16() != recorded.status {
-            complain(format!(
-                "status {} instead of {}",
-                answer.status, recorded.status
-            ));
-            continue;
-        }
-        for name in COMPARED {
-            let wanted: Vec<&str> = recorded
-                .response_headers
-                .iter()
-                .filter(|(found, _)| found.eq_ignore_ascii_case(name))
-                .map(|(_, value)| value.as_str())
-                .collect();
-            let got: Vec<&str> = answer
-                .headers
-                .get_all(name)
-                .iter()
-                .map(|value| value.to_str().unwrap())
-                .collect();
-            if wanted != got {
-                complain(format!("{name} {got:?} instead of {wanted:?}"));
-            }
-        }
-        let got = clock::hex(&sha2::Sha256::digest(&answer.body));
-        let wanted = recorded.body_sha256.as_deref().unwrap_or_default();
-        if recorded.method != "HEAD"
-            && body_differs(&recorded.name).is_none()
-            && !wanted.is_empty()
-            && got != wanted
-        {
-            let stored = archive
-                .get(&format!("{directory}/{}.json", recorded.name))
-                .cloned()
-                .unwrap_or_default();
-            let at = stored
-                .iter()
-                .zip(&answer.body)
-                .position(|(left, right)| left != right)
-                .unwrap_or_default();
-            complain(format!(
-                "body of {} bytes instead of {}, first difference at {at}: {:?} instead of {:?}",
-                answer.body.len(),
-                recorded.body_bytes,
-                String::from_utf8_lossy(
-                    &answer.body[at.saturating_sub(30).min(answer.body.len())
-                        ..(at + 60).min(answer.body.len())]
-                ),
-                String::from_utf8_lossy(
-                    &stored[at.saturating_sub(30).min(stored.len())..(at + 60).min(stored.len())]
-                ),
-            ));
-        }
+        wrong.extend(differences(recorded, &answer, archive, &directory));
         compared += 1;
     }
     assert!(
