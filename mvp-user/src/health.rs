@@ -46,7 +46,7 @@ const PEER_PULSE: Duration = Duration::from_secs(2);
 /// How often a departed peer is probed: nothing is sent to it.
 const DEPARTED_PULSE: Duration = Duration::from_secs(5);
 /// How long a peer that is not up is probed as often as local.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// A server that takes longer to shake hands is down (design 5.4); one that takes longer to answer is not ready.
 const SILENCE: Duration = Duration::from_secs(2);
 /// How often a proven server is asked again (design 4.3).
@@ -131,8 +131,12 @@ impl Prober {
         self.metrics.register(registry, Arc::clone(&self.table));
     }
 
-    /// Traffic found that `server` is not up: true at once for every thread, and looked into at once.
+    /// Traffic found that `server` is not up: true at once for every thread, and looked into at once. That one is up
+    /// only probes can tell.
     pub fn report(&self, server: &Server, health: Health) {
+        if health == Health::Up {
+            return self.look(server.id);
+        }
         let before = server.set_health(health);
         if let Some(ward) = self.ward(server.id) {
             ward.report.store(health as u8, Ordering::Release);
@@ -246,7 +250,7 @@ async fn attend(
 }
 
 async fn take_pulse(table: &Table, server: &Server, ward: &Ward, probing: &Probing) {
-    let mut vitals = Vitals::new();
+    let mut vitals = Vitals::default();
     let mut unwell_since = None;
     loop {
         let began = Instant::now();

@@ -36,6 +36,7 @@ mod fetch;
 mod hood;
 mod memory;
 mod metrics;
+mod names;
 mod nearest;
 mod reader;
 pub mod roster;
@@ -198,6 +199,10 @@ impl Shared {
         self.generation.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    fn take_inbox(&self) -> Option<mpsc::Receiver<Command>> {
+        self.inbox.lock().ok()?.take()
+    }
+
     /// Has every server read at once.
     fn read_all(&self) {
         for desk in &self.desks {
@@ -208,8 +213,7 @@ impl Shared {
 
 /// Learns for ever. Runs in the side room, inside its `LocalSet`; dropping it stops everything. A second call returns.
 pub async fn run(learner: Learner, learning: Learning) {
-    let inbox = learner.shared.inbox.lock().map(|mut inbox| inbox.take());
-    let Ok(Some(mut inbox)) = inbox else {
+    let Some(mut inbox) = learner.shared.take_inbox() else {
         return;
     };
     let (notices, mut noticed) = mpsc::channel(64);
@@ -225,7 +229,7 @@ pub async fn run(learner: Learner, learning: Learning) {
     loop {
         hood.settle();
         tokio::select! {
-            Some(news) = heard.recv() => hood.take(news).await,
+            Some(news) = heard.recv() => hood.take(news),
             Some(notice) = noticed.recv() => hood.notice(&notice),
             Some(Command::Forget(address, answer)) = inbox.recv() => {
                 if answer.send(hood.forget(address)).is_err() {

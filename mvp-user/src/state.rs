@@ -136,7 +136,11 @@ pub fn load(path: &Path) -> Result<Option<Snapshot>, StateError> {
     };
     let opened = fs::OpenOptions::new()
         .read(true)
-        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32)
+        .custom_flags(
+            (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC)
+                .bits()
+                .cast_signed(),
+        )
         .open(path);
     let file = match opened {
         Ok(file) => file,

@@ -46,9 +46,9 @@ pub struct Vitals {
     ill_at: Option<Instant>,
 }
 
-impl Vitals {
+impl Default for Vitals {
     /// A server that nothing was seen of.
-    pub const fn new() -> Self {
+    fn default() -> Self {
         Self {
             health: Health::Down,
             first: true,
@@ -56,7 +56,9 @@ impl Vitals {
             ill_at: None,
         }
     }
+}
 
+impl Vitals {
     /// How it is.
     pub const fn health(&self) -> Health {
         self.health
@@ -93,9 +95,9 @@ impl Vitals {
         }
         self.health = match (seen, self.health) {
             (Seen::Unreachable, _) => Health::Down,
-            (Seen::NotReady { leaving: true }, _) => Health::Draining,
             // A draining server goes on draining until its port closes or its successor is declared.
-            (Seen::NotReady { leaving: false }, Health::Draining) => Health::Draining,
+            (Seen::NotReady { leaving: true }, _)
+            | (Seen::NotReady { leaving: false }, Health::Draining) => Health::Draining,
             (Seen::NotReady { leaving: false }, _) => Health::Starting,
             (Seen::Ready, Health::Up) => Health::Up,
             (Seen::Ready, _) if first => Health::Up,
@@ -142,9 +144,9 @@ mod tests {
     #[test]
     fn the_first_sight_decides_at_once() {
         let now = Instant::now();
-        let mut vitals = Vitals::new();
+        let mut vitals = Vitals::default();
         assert_eq!(vitals.observe(Seen::Ready, now, now, None), Health::Up);
-        let mut vitals = Vitals::new();
+        let mut vitals = Vitals::default();
         assert_eq!(
             vitals.observe(Seen::NotReady { leaving: false }, now, now, None),
             Health::Starting
@@ -154,7 +156,7 @@ mod tests {
     #[test]
     fn a_server_is_up_again_after_two_seconds_of_ready_and_a_proof() {
         let t = Instant::now();
-        let mut vitals = Vitals::new();
+        let mut vitals = Vitals::default();
         vitals.observe(Seen::Ready, t, t, proven(t));
         assert_eq!(
             vitals.observe(Seen::Unreachable, t + 500 * MS, t + 500 * MS, proven(t)),
@@ -182,7 +184,7 @@ mod tests {
     #[test]
     fn a_proof_alone_does_not_shorten_the_two_seconds() {
         let t = Instant::now();
-        let mut vitals = Vitals::new();
+        let mut vitals = Vitals::default();
         vitals.report(Health::Down, t);
         vitals.observe(Seen::Ready, t + MS, t + MS, proven(t + MS));
         assert_eq!(
@@ -198,7 +200,7 @@ mod tests {
     #[test]
     fn one_red_probe_starts_the_two_seconds_anew() {
         let t = Instant::now();
-        let mut vitals = Vitals::new();
+        let mut vitals = Vitals::default();
         vitals.report(Health::Down, t);
         let proof = proven(t + 1900 * MS);
         vitals.observe(Seen::Ready, t + MS, t + MS, proof);
@@ -221,7 +223,7 @@ mod tests {
     #[test]
     fn a_probe_that_began_before_bad_news_does_not_count() {
         let t = Instant::now();
-        let mut vitals = Vitals::new();
+        let mut vitals = Vitals::default();
         vitals.observe(Seen::Ready, t, t, proven(t));
         vitals.report(Health::Down, t + 100 * MS);
         assert_eq!(
@@ -234,7 +236,7 @@ mod tests {
     #[test]
     fn a_draining_server_stays_draining_until_its_successor_starts() {
         let t = Instant::now();
-        let mut vitals = Vitals::new();
+        let mut vitals = Vitals::default();
         vitals.observe(Seen::Ready, t, t, proven(t));
         assert_eq!(
             vitals.observe(Seen::NotReady { leaving: true }, t, t, proven(t)),
@@ -259,7 +261,7 @@ mod tests {
     #[test]
     fn a_ready_server_that_refuses_forwarding_is_up_all_the_same() {
         let t = Instant::now();
-        let mut vitals = Vitals::new();
+        let mut vitals = Vitals::default();
         vitals.report(Health::Starting, t);
         let refused = Some(Decided {
             began: t + MS,

@@ -33,7 +33,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 /// How many objects one page of a list holds: CRDs weigh up to a megabyte each.
 const PAGE: u32 = 50;
 /// When credentials are read again although the watch works.
-const RENEW: Duration = Duration::from_secs(3600);
+const RENEW: Duration = Duration::from_hours(1);
 
 /// The whole of what one watch knows.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::{api::GroupVersion, table::SharedGroups};
 
 /// How long a peer may still list what was deleted (KEP-4020).
-pub const GRACE: Duration = Duration::from_secs(300);
+pub const GRACE: Duration = Duration::from_mins(5);
 
 /// A resource of a CRD in one of its served versions.
 pub type Defined = (GroupVersion, Box<str>);
@@ -93,12 +93,12 @@ impl Exclusions {
 fn remember(
     deleted: &mut Deleted,
     group_version: &GroupVersion,
-    resource: Option<&Box<str>>,
+    resource: Option<&str>,
     now: Instant,
 ) {
     let gone = deleted.entry(group_version.clone()).or_default();
-    gone.retain(|(known, _)| known.as_ref() != resource);
-    gone.push((resource.cloned(), now + GRACE));
+    gone.retain(|(known, _)| known.as_deref() != resource);
+    gone.push((resource.map(Into::into), now + GRACE));
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ struct VersionInfo {
 }
 
 impl Memory {
-    /// Begins with documents that were learnt earlier (their ETags are not known any more).
+    /// Begins with documents that were learnt earlier (their `ETag`s are not known any more).
     pub(super) fn new(documents: Option<Arc<Documents>>, version: Arc<str>) -> Self {
         Self {
             documents,

@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use tokio::{
     sync::mpsc,
     task::{AbortHandle, JoinSet},
-    time::{Instant, timeout},
+    time::Instant,
 };
 use tracing::{info, warn};
 
@@ -21,7 +21,7 @@ use super::{
     cluster::{self, Identity, News},
     exclusions::Exclusions,
     memory::Keeper,
-    reader,
+    names, reader,
     roster::Roster,
 };
 use crate::{api::ServerId, table::Server};
@@ -30,8 +30,6 @@ use crate::{api::ServerId, table::Server};
 const TICK: Duration = Duration::from_secs(1);
 /// Changes of CRDs and APIServices are gathered for this long before all servers are read again.
 const GATHER: Duration = Duration::from_secs(1);
-/// How long the names of peers may be looked up; they are for display only.
-const LOOKUP_WITHIN: Duration = Duration::from_secs(1);
 
 /// Everything that the loop of `peers::run` holds.
 pub(super) struct Hood {
@@ -44,6 +42,7 @@ pub(super) struct Hood {
     tasks: JoinSet<()>,
     notices: mpsc::Sender<Notice>,
     leases: BTreeMap<String, Identity>,
+    naming: Option<AbortHandle>,
     /// When all servers are read again because of gathered changes.
     read_all_at: Option<Instant>,
     view: View,
@@ -66,6 +65,7 @@ impl Hood {
             tasks: JoinSet::new(),
             notices,
             leases: BTreeMap::new(),
+            naming: None,
             read_all_at: None,
             view: View::default(),
             told: HashSet::new(),
@@ -98,7 +98,7 @@ impl Hood {
     }
 
     /// Takes in what a watch told.
-    pub(super) async fn take(&mut self, news: News) {
+    pub(super) fn take(&mut self, news: News) {
         let now = Instant::now();
         match news {
             News::Addresses(addresses) => {
@@ -118,12 +118,12 @@ impl Hood {
                     }
                 }
                 self.list(&peers);
-                self.name_servers().await;
+                self.name_servers();
             }
             News::Leases(leases) => {
                 let first = self.leases.is_empty();
                 self.leases = leases;
-                self.name_servers().await;
+                self.name_servers();
                 // A server started, stopped or was replaced.
                 if !first {
                     self.shared.read_all();
@@ -200,6 +200,16 @@ impl Hood {
         }
         self.publish_view();
         self.keeper.keep(&self.shared, &self.roster, now);
+    }
+
+    /// Looks for names in a task of its own: name servers may be slow.
+    fn name_servers(&mut self) {
+        if let Some(before) = self.naming.take() {
+            before.abort();
+        }
+        let hostnames = self.leases.values().filter_map(|it| it.hostname.clone());
+        let naming = names::give(Arc::clone(&self.shared.table), hostnames.collect());
+        self.naming = Some(self.tasks.spawn_local(naming));
     }
 
     fn judge_ready(&self, now: Instant) -> bool {
@@ -321,61 +331,6 @@ impl Hood {
         self.shared.view.store(Arc::new(view));
         if changed {
             self.shared.table.touch();
-        }
-    }
-
-    /// Names for display: a Lease has a host name but no address, so the host name is looked up; the one that is left
-    /// over belongs to the server that is left over.
-    async fn name_servers(&self) {
-        let members = self.shared.table.members();
-        let servers: Vec<_> = std::iter::once(&members.local)
-            .chain(&members.peers)
-            .map(Arc::clone)
-            .collect();
-        drop(members);
-        let mut names: BTreeSet<_> = self
-            .leases
-            .values()
-            .filter_map(|identity| identity.hostname.clone())
-            .collect();
-        let mut unnamed = Vec::new();
-        let own = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        for server in servers {
-            let known = server.name.load_full();
-            let name = match known {
-                Some(known) if names.contains(known.as_str()) => Some(known),
-                _ if server.id == ServerId::Local && names.contains(own.trim()) => {
-                    Some(Arc::new(own.trim().to_owned()))
-                }
-                _ => None,
-            };
-            match name {
-                Some(name) => {
-                    names.remove(name.as_str());
-                    server.name.store(Some(name));
-                }
-                None => unnamed.push(server),
-            }
-        }
-        for name in names.clone() {
-            if unnamed.len() <= 1 {
-                break;
-            }
-            let lookup = timeout(LOOKUP_WITHIN, tokio::net::lookup_host((name.as_str(), 0)));
-            let Ok(Ok(found)) = lookup.await else {
-                continue;
-            };
-            let found: Vec<_> = found.map(|address| address.ip().to_canonical()).collect();
-            if let Some(place) = unnamed
-                .iter()
-                .position(|server| found.contains(&server.address.ip()))
-            {
-                names.remove(&name);
-                unnamed.swap_remove(place).name.store(Some(Arc::new(name)));
-            }
-        }
-        if let ([server], Some(name), 1) = (&*unnamed, names.first(), names.len()) {
-            server.name.store(Some(Arc::new(name.clone())));
         }
     }
 }

@@ -15,14 +15,17 @@ use crate::{
 /// The file is written at most this often (design 5.3).
 const SPACING: Duration = Duration::from_secs(1);
 /// How often it is written although nothing but times changed.
-const REFRESH: Duration = Duration::from_secs(300);
+const REFRESH: Duration = Duration::from_mins(5);
+
+/// What the file says about one server: its catalogue's generation, its name, since when it is departed.
+type Told = (ServerId, Option<u64>, Option<Arc<String>>, Option<Instant>);
 
 /// Writes the state file when something changed.
 #[derive(Debug)]
 pub(super) struct Keeper {
     path: PathBuf,
-    /// What the file says: server, generation of its catalogue, name, departed since.
-    written: Vec<(ServerId, Option<u64>, Option<Arc<String>>, Option<Instant>)>,
+    /// What the file says.
+    written: Vec<Told>,
     written_at: Option<Instant>,
     writing: Option<JoinHandle<()>>,
 }

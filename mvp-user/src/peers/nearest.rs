@@ -1,5 +1,5 @@
 //! The client of the watches: the service account's (or a kubeconfig's) identity, over connections to local first, then
-//! to peers, never through the ClusterIP, which may lead to any server or through mvp itself.
+//! to peers, never through the Service address, which may lead to any server or through mvp itself.
 
 use std::{
     io,

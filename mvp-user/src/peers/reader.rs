@@ -32,7 +32,7 @@ const RETRY: Duration = Duration::from_secs(5);
 /// How long connecting may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// How long a whole read may take; one of a server without aggregated discovery asks hundreds of questions.
-const READ_WITHIN: Duration = Duration::from_secs(60);
+const READ_WITHIN: Duration = Duration::from_mins(1);
 
 /// Reads `server` for ever.
 pub(super) async fn read_for_ever(

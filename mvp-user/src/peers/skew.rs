@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// For how long a peer that was never read is reason enough to steer.
-pub const UNREAD_FOR: Duration = Duration::from_secs(600);
+pub const UNREAD_FOR: Duration = Duration::from_mins(10);
 /// How long a difference must have lasted before older connections may be closed for it.
 pub const PROVEN_AFTER: Duration = Duration::from_secs(10);
 

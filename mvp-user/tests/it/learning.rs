@@ -6,7 +6,7 @@ mod room;
 use std::time::{Duration, Instant};
 
 use bench::{
-    pki::ClusterPki,
+    pki::{ClusterPki, Leaf, Subject},
     standin::{Action, Fault, Handle, On, Release, Standin, Timing},
 };
 use mvp_user::{
@@ -206,6 +206,28 @@ async fn a_refusal_of_the_front_proxy_certificate_is_found_by_one_shared_probe()
         table.members().local.proof() == Proof::Proven
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_changed_front_proxy_certificate_is_proven_at_once() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Standin::builder(&pki).start().await.unwrap();
+    let room = Room::new(&pki, &local, &[]).start();
+    let is = |proof| move |table: &Table| table.members().local.proof() == proof;
+    room.until("local is proven", is(Proof::Proven)).await;
+    let changed = Instant::now();
+    // Of the right authority, but not one of the allowed names.
+    let stranger = Leaf::client(Subject::new().cn("stranger"));
+    let stranger = pki.front_proxy_ca.issue(&stranger).unwrap();
+    room.replace("front-proxy-client.crt", &stranger.cert_pem());
+    room.replace("front-proxy-client.key", &stranger.key_pem());
+    room.until("local refuses", is(Proof::Refused)).await;
+    let again = pki.front_proxy_client().unwrap();
+    room.replace("front-proxy-client.crt", &again.cert_pem());
+    room.replace("front-proxy-client.key", &again.key_pem());
+    room.until("local is proven again", is(Proof::Proven)).await;
+    // Well before the next plain proof.
+    assert!(changed.elapsed() < 20 * SECOND, "{:?}", changed.elapsed());
 }
 
 #[tokio::test]

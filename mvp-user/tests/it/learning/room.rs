@@ -36,7 +36,7 @@ pub(super) struct Working {
     state_file: PathBuf,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    _files: Files,
+    files: Files,
 }
 
 impl Room {
@@ -78,7 +78,7 @@ impl Room {
         let local = Arc::new(Server::new(ServerId::Local, config.local));
         let table = Arc::new(Table::new(local));
         let tls = Tls::load(&config.tls).unwrap();
-        let dialer = Arc::new(Dialer::new(config.exempt_source, tls, None));
+        let dialer = Arc::new(Dialer::new(config.exempt_source, Arc::clone(&tls), None));
         let prober = Prober::new(Arc::clone(&table));
         let learner = Learner::new(Arc::clone(&table));
         let marker = Marker::new(&config.request_headers);
@@ -104,6 +104,7 @@ impl Room {
                 tokio::select! {
                     () = health::run(health, probing) => {}
                     () = peers::run(peers, learning) => {}
+                    () = tls.watch_files() => {}
                     _ = stopped => {}
                 }
             };
@@ -116,12 +117,19 @@ impl Room {
             state_file,
             stop: Some(stop),
             thread: Some(thread),
-            _files: self.files,
+            files: self.files,
         }
     }
 }
 
 impl Working {
+    /// Replaces a file of the node as the kubelet does.
+    pub(super) fn replace(&self, name: &str, text: &str) {
+        let new = self.files.path().join(format!("{name}.new"));
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, self.files.path().join(name)).unwrap();
+    }
+
     pub(super) const fn table(&self) -> &Arc<Table> {
         &self.table
     }
