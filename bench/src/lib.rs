@@ -2,5 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod load;
 pub mod pki;
 pub mod standin;
