@@ -34,7 +34,7 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, SockMap},
-    programs::{SkLookup, links::Link as _, sk_lookup::SkLookupLink},
+    programs::{ProgramInfo, SkLookup, links::Link as _, sk_lookup::SkLookupLink},
 };
 use mvp_ebpf::{
     HAS_CANARY, HAS_EXEMPT, LISTENER_V4, LISTENER_V6, MODE_FULL, MODE_OFF, MODE_ON, Outcome, PASS,
@@ -311,17 +311,18 @@ impl Steering {
 
     /// The kernel's identifier of the program, as `bpftool prog` shows it.
     pub fn program_id(&self) -> Result<u32, SteerError> {
-        let inner = self.lock();
-        let info = inner.program()?.info().map_err(in_program("info"))?;
-        Ok(info.id())
+        Ok(self.info()?.id())
     }
 
     /// Run time and number of runs of the program; both stand still unless the kernel's run-time
     /// statistics are on (`sysctl kernel.bpf_stats_enabled=1`).
     pub fn run_time(&self) -> Result<(Duration, u64), SteerError> {
-        let inner = self.lock();
-        let info = inner.program()?.info().map_err(in_program("info"))?;
+        let info = self.info()?;
         Ok((info.run_time(), info.run_count()))
+    }
+
+    fn info(&self) -> Result<ProgramInfo, SteerError> {
+        self.lock().program()?.info().map_err(in_program("info"))
     }
 
     /// The reader of the program's log, once; asked for with [`SteerOptions::log`]. It writes to

@@ -212,7 +212,7 @@ impl Drainer {
 
 /// The time between two closings, so that both bounds hold.
 fn pace(connections: usize) -> Duration {
-    let connections = u32::try_from(connections).map_or(f64::from(u32::MAX), f64::from);
+    let connections = f64::from(u32::try_from(connections).unwrap_or(u32::MAX));
     let per_second = (connections * SHARE_PER_SECOND).clamp(SHARE_PER_SECOND, PER_SECOND);
     Duration::from_secs_f64(per_second.recip())
 }

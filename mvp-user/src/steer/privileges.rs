@@ -16,7 +16,7 @@ use rustix::{
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Needs {
     /// Map updates after attach: `CAP_BPF` before Linux 5.19, nothing since (commit `c8644cd0efe7`,
-    /// "bpf: refine kernel.unprivileged_bpf_disabled behaviour").
+    /// "bpf: refine `kernel.unprivileged_bpf_disabled` behaviour").
     pub steering: bool,
     /// Closing older direct connections (`SOCK_DESTROY`): `CAP_NET_ADMIN`.
     pub draining: bool,

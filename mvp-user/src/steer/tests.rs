@@ -91,19 +91,14 @@ fn outcomes_have_distinct_names_and_stand_at_their_index() {
 
 #[test]
 fn shares_are_spread_evenly_over_neighbouring_addresses() {
-    for spread in [
-        |i: u32| {
-            [
-                u32::from_ne_bytes([10, 0, (i >> 8) as u8, i as u8]),
-                0,
-                0,
-                0,
-            ]
-        },
-        |i: u32| [0xfd09_0000, 0, 0, i.to_be()],
-    ] {
+    let v4: fn(u16) -> [u32; 4] = |i| {
+        let [high, low] = i.to_be_bytes();
+        [u32::from_ne_bytes([10, 0, high, low]), 0, 0, 0]
+    };
+    let v6: fn(u16) -> [u32; 4] = |i| [0xfd09_0000, 0, 0, u32::from(i).to_be()];
+    for spread in [v4, v6] {
         let mut counts = [0_u32; 100];
-        for i in 0..10_000 {
+        for i in 0..10_000_u16 {
             counts[share(&spread(i)) as usize] += 1;
         }
         // 100 expected in each; six standard deviations.

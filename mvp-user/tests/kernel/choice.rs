@@ -1,5 +1,7 @@
 //! Whom a new connection reaches, by what the maps say; each case with its counter.
 
+use std::sync::Mutex;
+
 use mvp_ebpf::Outcome;
 use mvp_user::{
     config::Cidr,
@@ -334,6 +336,46 @@ fn the_canary_share_is_about_what_was_asked_and_sticky_by_address() {
             before = chosen;
         }
         assert!(before.iter().all(|steered| *steered));
+    });
+}
+
+/// Keeps what the program said.
+struct Heard(Mutex<Vec<String>>);
+
+impl log::Log for Heard {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let line = record.args().to_string();
+        if line.starts_with("port ") {
+            self.0.lock().unwrap().push(line); // aya has much to say, too.
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn each_decision_is_logged_when_that_was_asked_for_and_not_otherwise() {
+    static HEARD: Heard = Heard(Mutex::new(Vec::new()));
+    in_namespace(|| {
+        log::set_logger(&HEARD).unwrap();
+        log::set_max_level(log::LevelFilter::Debug);
+        let _api = Server::start(Bind::Plain("[::]:6443"), API);
+        for (log, lines) in [(false, 0), (true, 1)] {
+            let mvp = Mvp::start(&SteerOptions { log, ..patient() });
+            mvp.key("0.0.0.0:6443", Verdict::Steer);
+            assert_eq!(reach("127.0.0.1:6443"), Some(MVP));
+            mvp.steering.take_log().unwrap().flush();
+            let heard = std::mem::take(&mut *HEARD.0.lock().unwrap());
+            assert_eq!(heard.len(), lines, "{heard:?}");
+            assert!(
+                heard.iter().all(|line| line.contains("port 6443")),
+                "{heard:?}"
+            );
+        }
     });
 }
 

@@ -89,9 +89,12 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     stream
         .set_read_timeout(Some(Duration::from_millis(100)))
         .unwrap();
-    match stream.read(&mut [0]) {
-        Ok(_) => true,
-        Err(error) => error.kind() == ErrorKind::ConnectionReset,
+    match stream.read_exact(&mut [0]) {
+        Ok(()) => panic!("the server says nothing more"),
+        Err(error) => matches!(
+            error.kind(),
+            ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof
+        ),
     }
 }
 

@@ -221,8 +221,7 @@ fn child_that_steers() {
     }
     let mut mvp = impatient();
     writeln!(std::io::stdout(), "\nready").unwrap();
-    loop {
-        mvp.heartbeat.beat().unwrap();
+    while mvp.heartbeat.beat().is_ok() {
         thread::sleep(HEARTBEAT_INTERVAL);
     }
 }
@@ -241,7 +240,8 @@ impl Storm {
             <(Arc<AtomicBool>, Arc<AtomicU64>, Arc<AtomicU64>)>::default();
         let clients = (0..5)
             .map(|_| {
-                let (stop, refused, opened) = (stop.clone(), refused.clone(), opened.clone());
+                let (stop, refused, opened) =
+                    (Arc::clone(&stop), Arc::clone(&refused), Arc::clone(&opened));
                 thread::spawn(move || {
                     let address = TARGET.parse().unwrap();
                     let mut next = Instant::now();

@@ -30,7 +30,7 @@ fn the_cost_of_a_decision_is_measured() {
                     let (after, now) = mvp.steering.run_time().unwrap();
                     let runs = now - runs;
                     assert!(runs >= ACTS && mvp.count(outcome) - counted == runs);
-                    (after - time) / u32::try_from(runs).unwrap()
+                    after.saturating_sub(time) / u32::try_from(runs).unwrap()
                 })
                 .collect();
             rounds.sort_unstable();

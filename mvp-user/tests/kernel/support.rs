@@ -30,7 +30,7 @@ pub(crate) const API: u8 = b'A';
 pub(crate) const MVP: u8 = b'M';
 
 /// Runs a test on a thread in a fresh network namespace with loopback up and the addresses
-/// 10.9.0.1, 10.9.0.2, fd09::1 and fd09::2. Without root it says so and returns, or fails when
+/// 10.9.0.1, 10.9.0.2, `fd09::1` and `fd09::2`. Without root it says so and returns, or fails when
 /// `MVP_KERNEL_TESTS=require`.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
     let outcome = thread::spawn(move || {
@@ -257,7 +257,7 @@ impl Drop for Process {
 /// Heartbeats that outlast any test.
 pub(crate) fn patient() -> SteerOptions {
     SteerOptions {
-        heartbeat_max_age: Duration::from_secs(600),
+        heartbeat_max_age: Duration::from_mins(10),
         ..SteerOptions::default()
     }
 }
