@@ -13,7 +13,7 @@ use mvp_user::{
     api::{GvrRef, ServerId, Verb},
     config::LocalDown,
     peers::skew::{Policy, Reason},
-    table::{Freshness, Health, Proof, Table},
+    table::{Freshness, Health, Membership, Proof, Table},
 };
 use room::Room;
 
@@ -409,4 +409,58 @@ async fn a_restarted_mvp_knows_what_the_last_one_learnt_but_believes_it_only_as_
     }
     assert!(!room.table().is_ready());
     assert_eq!(room.table().members().peers[0].proof(), Proof::Unproven);
+}
+
+#[tokio::test]
+async fn a_peer_that_left_is_kept_as_departed_until_its_grace_is_over_or_it_is_forgotten() {
+    let pki = ClusterPki::new().unwrap();
+    let (old, new) = old_and_new(&pki).await;
+    let other = Standin::builder(&pki).start().await.unwrap();
+    let room = Room::new(&pki, &old, &[&new]);
+    let (files, room) = (room.files(), room.start());
+    room.until("the table is ready", |table| table.is_ready())
+        .await;
+    room.until_file(|text| text.contains("mutatingadmissionpolicies"))
+        .await;
+    drop(room);
+    for forgotten in [true, false] {
+        let room = Room::again(&old, &[&other], std::sync::Arc::clone(&files));
+        let room = room.with(|config| config.peer_grace = 600 * SECOND).start();
+        room.until("the table is ready", |table| table.is_ready())
+            .await;
+        // It answers, but it is not listed: it stays departed, and what it serves stays known.
+        tokio::time::sleep(2 * SECOND).await;
+        let gone = room
+            .table()
+            .members()
+            .peers
+            .iter()
+            .find(|it| it.id == peer(&new))
+            .map(std::sync::Arc::clone);
+        assert_eq!(gone.unwrap().membership(), Membership::Departed);
+        assert_eq!(serves(room.table(), peer(&new), NEW), Some(true));
+        assert_eq!(room.learner().view().departed.len(), 1);
+        if forgotten {
+            // The file still has it for the second round.
+            let kept = std::fs::read(files.path().join("state.json")).unwrap();
+            assert!(
+                !room.learner().forget(other.address()).await,
+                "it is listed"
+            );
+            assert!(room.learner().forget(new.address()).await);
+            assert!(room.table().catalogue(peer(&new)).is_none());
+            drop(room);
+            std::fs::write(files.path().join("state.json"), kept).unwrap();
+        } else {
+            drop(room);
+            let room = Room::again(&old, &[&other], std::sync::Arc::clone(&files));
+            // Three seconds after it left, which was before this run.
+            let room = room.with(|config| config.peer_grace = 3 * SECOND).start();
+            room.until("it is dropped", |table| {
+                table.is_ready() && table.members().peers.len() == 1
+            })
+            .await;
+            assert!(room.table().catalogue(peer(&new)).is_none());
+        }
+    }
 }
