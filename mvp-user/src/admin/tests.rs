@@ -139,6 +139,7 @@ async fn a_scrape_has_every_family_once_with_help() {
     let mut exposition = Exposition::default();
     exposition.collect(collect::Scrape(Arc::clone(&stage.state)));
     stage.state.tls.register(exposition.registry());
+    crate::serve::Metrics::default().register(exposition.registry());
     let text = exposition.encode(Format::OpenMetrics).unwrap();
     let mut types: Vec<_> = text
         .lines()

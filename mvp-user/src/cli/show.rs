@@ -23,7 +23,8 @@ const GAP: usize = 2;
 /// A column is not cut below this.
 const LEAST: usize = 8;
 
-/// Draws rows below a heading. If they do not fit, the widest column is cut, again and again.
+/// Draws rows below a heading. If they do not fit, the widest column is narrowed, again and again, and its cells go on
+/// in the next line: nothing is left out.
 fn table(heading: &[&str], rows: &[Vec<String>], page: Page) -> String {
     let columns = heading.len();
     let mut widths: Vec<usize> = heading.iter().map(|it| it.chars().count()).collect();
@@ -42,24 +43,61 @@ fn table(heading: &[&str], rows: &[Vec<String>], page: Page) -> String {
     let mut out = String::new();
     let heading: Vec<String> = heading.iter().map(ToString::to_string).collect();
     for (number, row) in std::iter::once(&heading).chain(rows).enumerate() {
-        let mut line = String::new();
-        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            let cut = cut(cell, *width);
-            let blank = width.saturating_sub(cut.chars().count());
-            line.push_str(&if number > 0 { paint(&cut, page) } else { cut });
-            if column + 1 < columns {
+        let cells: Vec<Vec<String>> = row
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| fold(cell, *width))
+            .collect();
+        for height in 0..cells.iter().map(Vec::len).max().unwrap_or(0) {
+            let mut line = String::new();
+            for (cell, width) in cells.iter().zip(&widths) {
+                let piece = cell.get(height).map_or("", String::as_str);
+                let blank = width.saturating_sub(piece.chars().count());
+                line.push_str(&if number > 0 {
+                    paint(piece, page)
+                } else {
+                    piece.to_owned()
+                });
                 line.extend(std::iter::repeat_n(' ', blank + GAP));
             }
+            out.push_str(line.trim_end());
+            out.push('\n');
         }
-        out.push_str(line.trim_end());
-        out.push('\n');
     }
     out
 }
 
+/// Cuts into pieces of at most `width`, behind a separator where there is one in the second half.
+fn fold(text: &str, width: usize) -> Vec<String> {
+    let letters: Vec<char> = text.chars().map(clean).collect();
+    let mut pieces = Vec::new();
+    let mut rest = letters.as_slice();
+    while rest.len() > width {
+        let head = &rest[..width];
+        let at = head
+            .iter()
+            .rposition(|it| matches!(it, ',' | '/' | '.' | '-' | ' '))
+            .map(|at| at + 1)
+            .filter(|at| *at > width / 2)
+            .unwrap_or(width);
+        let (piece, tail) = rest.split_at(at);
+        pieces.push(piece.iter().collect());
+        rest = tail;
+    }
+    pieces.push(rest.iter().collect());
+    pieces
+}
+
+/// Names come from the API: nothing in them may reach the terminal as a command.
+fn clean(letter: char) -> char {
+    if letter.is_control() {
+        '\u{fffd}'
+    } else {
+        letter
+    }
+}
+
 fn cut(text: &str, width: usize) -> String {
-    // Names come from the API: nothing in them may reach the terminal as a command.
-    let clean = |it: char| if it.is_control() { '\u{fffd}' } else { it };
     if text.chars().count() <= width {
         return text.chars().map(clean).collect();
     }
@@ -317,7 +355,7 @@ pub(super) fn skew(differences: &Vec<Difference>, page: Page) -> String {
             let mut row = vec![
                 group_version(&it.group, &it.version),
                 with_subresource(&it.resource, it.subresource.as_ref()),
-                it.verbs.join(","),
+                verbs(&it.verbs),
                 it.served_by.join(","),
             ];
             if page.wide {
@@ -336,6 +374,29 @@ pub(super) fn skew(differences: &Vec<Difference>, page: Page) -> String {
         "SHARED",
     ];
     table(&heading[..if page.wide { 6 } else { 4 }], &rows, page)
+}
+
+/// All verbs of an ordinary resource are one star.
+fn verbs(verbs: &[String]) -> String {
+    const ORDINARY: [&str; 8] = [
+        "create",
+        "delete",
+        "deletecollection",
+        "get",
+        "list",
+        "patch",
+        "update",
+        "watch",
+    ];
+    if verbs.len() == ORDINARY.len()
+        && ORDINARY
+            .iter()
+            .all(|it| verbs.iter().any(|verb| verb == it))
+    {
+        "*".to_owned()
+    } else {
+        verbs.join(",")
+    }
 }
 
 /// `mvp routes`.

@@ -20,8 +20,9 @@ use crate::{
 };
 
 /// All counts of this room; shared by the threads. What is counted at every request needs no look-up.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Metrics {
+    requests: Family<RequestLabels, Counter>,
     local: Answers,
     peer: Answers,
     refused: Family<RefusedLabels, Counter>,
@@ -36,9 +37,15 @@ pub struct Metrics {
     bytes_down: Counter<u64, AtomicU64>,
 }
 
-/// Answers by the first digit of their status.
-#[derive(Debug, Default)]
+/// Answers by the first digit of their status: counters of one family.
+#[derive(Debug)]
 struct Answers([Counter; 5]);
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct RequestLabels {
+    server: &'static str,
+    code: &'static str,
+}
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct RefusedLabels {
@@ -77,26 +84,41 @@ struct RawLabels {
 
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
+impl Default for Metrics {
+    fn default() -> Self {
+        let requests = Family::<RequestLabels, Counter>::default();
+        let answers = |server| {
+            Answers(CLASSES.map(|code| {
+                requests
+                    .get_or_create(&RequestLabels { server, code })
+                    .clone()
+            }))
+        };
+        Self {
+            local: answers("local"),
+            peer: answers("peer"),
+            requests,
+            refused: Family::default(),
+            certificates: Family::default(),
+            rerouted: Family::default(),
+            peer_errors: Family::default(),
+            again: Counter::default(),
+            raw: Family::default(),
+            tunnels: Gauge::default(),
+            bytes_up: Counter::default(),
+            bytes_down: Counter::default(),
+        }
+    }
+}
+
 impl Metrics {
     /// Publishes them.
     pub fn register(&self, registry: &mut Registry) {
-        for (server, counts) in [("local", &self.local), ("peer", &self.peer)] {
-            for (code, counter) in CLASSES.into_iter().zip(&counts.0) {
-                registry
-                    .sub_registry_with_labels(
-                        [
-                            ("server".into(), server.into()),
-                            ("code".into(), code.into()),
-                        ]
-                        .into_iter(),
-                    )
-                    .register(
-                        "mvp_requests",
-                        "Requests answered by a kube-apiserver",
-                        counter.clone(),
-                    );
-            }
-        }
+        registry.register(
+            "mvp_requests",
+            "Requests answered by a kube-apiserver",
+            self.requests.clone(),
+        );
         registry.register(
             "mvp_refused",
             "Requests answered by mvp itself",
