@@ -36,7 +36,7 @@ use crate::{
     peers::{self, Learner, Learning},
     serve::{self, SelfCheck},
     steer::{
-        Family, Heartbeat, SteerOptions, Steering,
+        self, Family, Heartbeat, SteerOptions, Steering,
         listen::{self, Listeners},
         privileges::{self, Needs},
     },
@@ -203,6 +203,7 @@ fn attach(config: &Config) -> anyhow::Result<Steering> {
         percent: config.steer_percent,
         exempt: config.exempt_cidrs.clone(),
         canary: config.steer_cidrs.clone(),
+        log: steer::log_is_wanted(),
         ..SteerOptions::default()
     };
     Steering::attach(&options).context("steering was asked for (--steer) and cannot be had")
@@ -378,6 +379,10 @@ impl House {
         spawn_local(async move { steering::watch_listeners(&parts, &keys, &helm).await });
         let (parts, helm) = (Rc::clone(&self.parts), self.helm.clone());
         spawn_local(async move { existing::tend(&parts, &helm).await });
+        if steer::log_is_wanted() {
+            let program = Arc::clone(steering);
+            spawn_local(async move { drop(program.follow_log().await) });
+        }
         if let Some(listener) = sockets.inner {
             let (parts, pulse) = (Rc::clone(&self.parts), desk.pulse(self.heartbeat()?));
             spawn_local(async move { pulse::check_self(&parts, listener, pulse).await });

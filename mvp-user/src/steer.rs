@@ -25,6 +25,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     fs::File,
+    io,
     net::{Ipv4Addr, SocketAddr},
     os::fd::AsRawFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -41,6 +42,8 @@ use mvp_ebpf::{
     PROGRAM, Port, SPECIFIC, STEER, Settings, SteerKey, maps,
 };
 
+use tokio::io::{Interest, unix::AsyncFd};
+
 pub use self::{error::SteerError, heartbeat::Heartbeat};
 use self::{
     error::{absent_is_fine, in_map, in_program},
@@ -55,6 +58,11 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/mv
 pub const HEARTBEAT_MAX_AGE: Duration = Duration::from_secs(2);
 /// How often each thread beats: ten beats may be lost before steering stops.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Whether tracing wants the program's log; `RUST_LOG=info,mvp_ebpf=debug` turns it on.
+pub fn log_is_wanted() -> bool {
+    tracing::enabled!(target: "mvp_ebpf", tracing::Level::DEBUG)
+}
 
 /// What is fixed when the program is loaded, and the first values of what is not.
 #[derive(Clone, Debug)]
@@ -325,10 +333,25 @@ impl Steering {
         self.lock().program()?.info().map_err(in_program("info"))
     }
 
-    /// The reader of the program's log, once; asked for with [`SteerOptions::log`]. It writes to
-    /// the `log` crate, from where tracing-subscriber takes it.
+    /// The reader of the program's log, once. It writes to the `log` crate, from where
+    /// tracing-subscriber takes it.
     pub fn take_log(&self) -> Option<aya_log::EbpfLogger<&'static dyn log::Log>> {
         aya_log::EbpfLogger::init(&mut self.lock().ebpf).ok()
+    }
+
+    /// Carries the program's log to tracing (target `mvp_ebpf`), for ever; needs a tokio runtime.
+    /// There is nothing to carry unless [`SteerOptions::log`] asked for it.
+    pub async fn follow_log(&self) -> io::Result<()> {
+        let Some(log) = self.take_log() else {
+            return Ok(());
+        };
+        let mut log = AsyncFd::try_with_interest(log, Interest::READABLE)
+            .map_err(|refused| refused.into_parts().1)?;
+        loop {
+            let mut guard = log.readable_mut().await?;
+            guard.get_inner_mut().flush();
+            guard.clear_ready();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
