@@ -381,7 +381,7 @@ impl House {
         spawn_local(async move { existing::tend(&parts, &helm).await });
         if steer::log_is_wanted() {
             let program = Arc::clone(steering);
-            spawn_local(async move { drop(program.follow_log().await) });
+            spawn_local(async move { program.follow_log().await });
         }
         if let Some(listener) = sockets.inner {
             let (parts, pulse) = (Rc::clone(&self.parts), desk.pulse(self.heartbeat()?));

@@ -25,7 +25,6 @@ use std::{
     collections::BTreeMap,
     fmt,
     fs::File,
-    io,
     net::{Ipv4Addr, SocketAddr},
     os::fd::AsRawFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -41,8 +40,6 @@ use mvp_ebpf::{
     HAS_CANARY, HAS_EXEMPT, LISTENER_V4, LISTENER_V6, MODE_FULL, MODE_OFF, MODE_ON, Outcome, PASS,
     PROGRAM, Port, SPECIFIC, STEER, Settings, SteerKey, maps,
 };
-
-use tokio::io::{Interest, unix::AsyncFd};
 
 pub use self::{error::SteerError, heartbeat::Heartbeat};
 use self::{
@@ -339,18 +336,17 @@ impl Steering {
         aya_log::EbpfLogger::init(&mut self.lock().ebpf).ok()
     }
 
-    /// Carries the program's log to tracing (target `mvp_ebpf`), for ever; needs a tokio runtime.
-    /// There is nothing to carry unless [`SteerOptions::log`] asked for it.
-    pub async fn follow_log(&self) -> io::Result<()> {
-        let Some(log) = self.take_log() else {
-            return Ok(());
+    /// Carries the program's log to tracing (target `mvp_ebpf`), for ever. There is nothing to
+    /// carry unless [`SteerOptions::log`] asked for it. The buffer holds some hundred lines; what
+    /// does not fit is lost.
+    pub async fn follow_log(&self) {
+        let Some(mut log) = self.take_log() else {
+            return;
         };
-        let mut log = AsyncFd::try_with_interest(log, Interest::READABLE)
-            .map_err(|refused| refused.into_parts().1)?;
+        // Looked at instead of waited for: registering the buffer with tokio is unsafe.
         loop {
-            let mut guard = log.readable_mut().await?;
-            guard.get_inner_mut().flush();
-            guard.clear_ready();
+            log.flush();
+            tokio::time::sleep(HEARTBEAT_INTERVAL).await;
         }
     }
 
