@@ -65,6 +65,16 @@ pub struct Plan {
     openapi: Option<OpenPlan>,
 }
 
+/// One answer to complete, with all that it takes.
+#[derive(Clone, Copy)]
+struct Case<'a> {
+    plan: &'a Plan,
+    /// Who answered.
+    from: ServerId,
+    table: &'a Table,
+    counters: &'a Counters,
+}
+
 /// What is asked for.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Document {
@@ -214,39 +224,23 @@ impl Discovery {
             Ok(answer) => answer,
             Err(other) => return other,
         };
+        let case = Case {
+            plan: &plan,
+            from: from.id,
+            table: &self.table,
+            counters: &self.counters,
+        };
         if let Some(openapi) = &plan.openapi {
-            return self
-                .openapi
-                .complete(&plan, openapi, &self.table, from.id, answer, &self.counters)
-                .await;
+            return self.openapi.complete(case, openapi, answer).await;
         }
         let aggregated = match &plan.document {
             Document::Api | Document::Apis => form_of(&plan, &answer),
             Document::Group(_) | Document::Version(_) | Document::OpenApi => None,
         };
         if let Some(form) = aggregated {
-            let core = plan.document == Document::Api;
-            let key = Key {
-                server: from.id,
-                core,
-                form,
-                own: Own::Answer,
-            };
-            return self
-                .aggregated
-                .complete(&plan, &self.table, key, answer, &self.counters)
-                .await;
+            return self.aggregated.complete(case, form, answer).await;
         }
-        self.legacy
-            .complete(
-                &plan,
-                &self.table,
-                from.id,
-                &self.aggregated,
-                answer,
-                &self.counters,
-            )
-            .await
+        self.legacy.complete(case, &self.aggregated, answer).await
     }
 }
 

@@ -241,7 +241,7 @@ impl ResourceList {
         }
         let mut resources: Vec<Resource> = Vec::new();
         for listed in self.resources {
-            let kind = (!listed.kind.is_empty()).then(|| GroupVersionKind {
+            let kind = (!listed.kind.is_empty()).then_some(GroupVersionKind {
                 group: listed.group,
                 version: listed.version,
                 kind: listed.kind,
@@ -257,19 +257,18 @@ impl ResourceList {
                 Some((parent, subresource)) => (parent, Some(subresource)),
                 None => (listed.name.as_str(), None),
             };
-            let place = match resources
+            let known = resources
                 .iter()
-                .position(|resource| resource.resource == parent)
-            {
-                Some(place) => place,
-                None => {
-                    resources.push(Resource {
-                        resource: parent.to_owned(),
-                        scope: scope.clone(),
-                        ..Resource::default()
-                    });
-                    resources.len() - 1
-                }
+                .position(|resource| resource.resource == parent);
+            let place = if let Some(place) = known {
+                place
+            } else {
+                resources.push(Resource {
+                    resource: parent.to_owned(),
+                    scope: scope.clone(),
+                    ..Resource::default()
+                });
+                resources.len() - 1
             };
             let Some(resource) = resources.get_mut(place) else {
                 continue;

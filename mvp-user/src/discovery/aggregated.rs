@@ -1,6 +1,6 @@
 //! Completed aggregated documents: built once per change of their inputs, then served from memory.
 //!
-//! What is kept for each answering server is its own document, by its ETag, and what came out of merging it with the
+//! What is kept for each answering server is its own document, by its `ETag`, and what came out of merging it with the
 //! catalogues of the others. Only [`Authorised`] answers reach either.
 
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,7 @@ use http::{HeaderValue, Response, header};
 use sha2::{Digest as _, Sha512};
 
 use super::{
-    Counters, Plan,
+    Case, Counters, Document,
     answer::{Authorised, Completion, Unread, compress},
     merge::{Source, merge},
 };
@@ -68,8 +68,11 @@ pub(super) struct Completed {
     etag: HeaderValue,
     /// Whether the others add anything.
     adds: bool,
-    renderings: [OnceLock<Option<(Bytes, Option<Bytes>)>>; 5],
+    renderings: [OnceLock<Option<Rendering>>; 5],
 }
+
+/// Bytes of a document, plain and, if they are many, compressed.
+pub(super) type Rendering = (Bytes, Option<Bytes>);
 
 /// What a merged document was made of.
 #[derive(Debug)]
@@ -161,7 +164,7 @@ pub(super) fn is_live(server: &Server, catalogue: &Catalogue) -> bool {
 }
 
 impl Aggregated {
-    /// What the server is to be asked with instead of the client's If-None-Match, if what it answers is known: the ETag
+    /// What the server is to be asked with instead of the client's If-None-Match, if what it answers is known: the `ETag`
     /// of its own document. `None`: without.
     pub(super) fn known(
         &self,
@@ -183,12 +186,23 @@ impl Aggregated {
     /// Completes a server's answer of this form.
     pub(super) async fn complete(
         &self,
-        plan: &Plan,
-        table: &Table,
-        key: Key,
+        case: Case<'_>,
+        form: Form,
         mut answer: Authorised,
-        counters: &Counters,
     ) -> Response<Body> {
+        let Case {
+            plan,
+            from,
+            table,
+            counters,
+        } = case;
+        let core = plan.document == Document::Api;
+        let key = Key {
+            server: from,
+            core,
+            form,
+            own: Own::Answer,
+        };
         let slot = self.slot(key, table);
         let encoding = if answer.is_unchanged() {
             plan.wanted.first().map(|wanted| wanted.encoding)
@@ -234,9 +248,8 @@ impl Aggregated {
         let Some(completed) = slot.completed(&base, key, table, counters).await else {
             return answer.relay();
         };
-        if !completed.adds
-            && !(answer.is_unchanged() && plan.client.if_none_match.as_ref() != Some(&base.etag))
-        {
+        let has_it = plan.client.if_none_match.as_ref() == Some(&base.etag);
+        if !completed.adds && (!answer.is_unchanged() || has_it) {
             return answer.relay();
         }
         let Some((bytes, gzip)) = completed.rendering(encoding).await else {
@@ -265,11 +278,10 @@ impl Aggregated {
     pub(super) async fn known_to_all(
         &self,
         _authorised: &Authorised,
-        table: &Table,
-        authority: ServerId,
+        case: Case<'_>,
         core: bool,
-        counters: &Counters,
     ) -> Option<Arc<Completed>> {
+        let (table, authority) = (case.table, case.plan.authority);
         let key = Key {
             server: authority,
             core,
@@ -282,29 +294,29 @@ impl Aggregated {
             .as_ref()
             .map_or(0, |catalogue| catalogue.generation);
         let etag = HeaderValue::from(generation);
-        let base = match slot.base.load_full().filter(|base| base.etag == etag) {
-            Some(base) => base,
-            None => {
-                let list = catalogue.map_or_else(GroupList::default, |catalogue| {
-                    let documents = &catalogue.documents;
-                    if core {
-                        documents.core.clone()
-                    } else {
-                        documents.groups.clone()
-                    }
-                });
-                let size = list.items.len() * 1024;
-                let base = Arc::new(Base {
-                    etag,
-                    form: Form::V2,
-                    list,
-                    size,
-                });
-                slot.base.store(Some(Arc::clone(&base)));
-                base
-            }
+        let known = slot.base.load_full().filter(|base| base.etag == etag);
+        let base = if let Some(base) = known {
+            base
+        } else {
+            let list = catalogue.map_or_else(GroupList::default, |catalogue| {
+                let documents = &catalogue.documents;
+                if core {
+                    documents.core.clone()
+                } else {
+                    documents.groups.clone()
+                }
+            });
+            let size = list.items.len() * 1024;
+            let base = Arc::new(Base {
+                etag,
+                form: Form::V2,
+                list,
+                size,
+            });
+            slot.base.store(Some(Arc::clone(&base)));
+            base
         };
-        slot.completed(&base, key, table, counters).await
+        slot.completed(&base, key, table, case.counters).await
     }
 
     fn slot(&self, key: Key, table: &Table) -> Arc<Slot> {
@@ -443,7 +455,7 @@ impl Completed {
     }
 
     /// The bytes, plain and perhaps compressed; written once.
-    async fn rendering(self: &Arc<Self>, encoding: Encoding) -> Option<(Bytes, Option<Bytes>)> {
+    async fn rendering(self: &Arc<Self>, encoding: Encoding) -> Option<Rendering> {
         let place = self.renderings.get(encoding as usize)?;
         if let Some(done) = place.get() {
             return done.clone();

@@ -5,7 +5,10 @@
 //! objects are deleted by a server that lacks the group-version and not put back by its owner), so a group-version may be
 //! missing from a server that serves it, and listed though nobody serves it any more.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
 
 use bytes::Bytes;
 use dashmap::DashMap;
@@ -13,8 +16,8 @@ use http::{HeaderValue, Response, header};
 use tokio::time::Instant;
 
 use super::{
-    Counters, Document, Plan,
-    aggregated::{Aggregated, Completed},
+    Case, Document,
+    aggregated::{Aggregated, Completed, Rendering},
     answer::{Authorised, Completion, Unread, compress},
     merge::{order, union},
 };
@@ -47,22 +50,26 @@ pub(super) struct LegacyCache {
 #[derive(Debug)]
 struct Done {
     input: Bytes,
-    known: Arc<Completed>,
+    /// Only to recognise it: results of long ago must not keep it.
+    known: Weak<Completed>,
     /// `None`: nothing to add.
-    output: Option<(Bytes, Option<Bytes>)>,
+    output: Option<Rendering>,
 }
 
 impl LegacyCache {
     /// Completes a server's answer.
     pub(super) async fn complete(
         &self,
-        plan: &Plan,
-        table: &Table,
-        from: ServerId,
+        case: Case<'_>,
         aggregated: &Aggregated,
         mut answer: Authorised,
-        counters: &Counters,
     ) -> Response<Body> {
+        let Case {
+            plan,
+            from,
+            counters,
+            ..
+        } = case;
         let encoding = answer.text(&header::CONTENT_TYPE).and_then(Encoding::of);
         let (Some(mut encoding), false, false) =
             (encoding, answer.is_unchanged(), plan.client.head)
@@ -85,21 +92,19 @@ impl LegacyCache {
         if encoding == Encoding::Json && input.starts_with(b"{\n") {
             encoding = Encoding::PrettyJson;
         }
-        let Some(known) = aggregated
-            .known_to_all(&answer, table, plan.authority, core, counters)
-            .await
-        else {
+        let Some(known) = aggregated.known_to_all(&answer, case, core).await else {
             return answer.relay();
         };
         let key = (from, plan.document.clone(), encoding);
         let done = self.done.get(&key).map(|done| Arc::clone(&*done));
-        let done = match done.filter(|done| Arc::ptr_eq(&done.known, &known) && done.input == input)
-        {
+        let done = match done.filter(|done| {
+            Weak::ptr_eq(&done.known, &Arc::downgrade(&known)) && done.input == input
+        }) {
             Some(done) => {
                 counters.hit();
                 done
             }
-            None => match self.build(table, from, encoding, input, known, counters) {
+            None => match self.build(case, encoding, input, &known) {
                 Ok((done, lasting)) => {
                     if self.done.len() >= MAX_KEPT {
                         self.done.clear();
@@ -133,19 +138,17 @@ impl LegacyCache {
     /// The result, and whether it holds as long as its inputs do.
     fn build(
         &self,
-        table: &Table,
-        from: ServerId,
+        case: Case<'_>,
         encoding: Encoding,
         input: Bytes,
-        known: Arc<Completed>,
-        counters: &Counters,
+        known: &Arc<Completed>,
     ) -> Result<(Arc<Done>, bool), crate::api::wire::WireError> {
-        counters.parse();
-        counters.build();
+        case.counters.parse();
+        case.counters.build();
         let before = LegacyDocument::parse(encoding, &input)?;
         let mut lasting = true;
         let after = complete(&before, known.list(), |group_version| {
-            let gone = self.is_gone(table, from, group_version);
+            let gone = self.is_gone(case.table, case.from, group_version);
             lasting &= gone;
             gone
         });
@@ -159,7 +162,7 @@ impl LegacyCache {
         Ok((
             Arc::new(Done {
                 input,
-                known,
+                known: Arc::downgrade(known),
                 output,
             }),
             lasting,

@@ -10,10 +10,10 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use dashmap::DashMap;
 use http::{HeaderValue, Request, Response, header};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
-    Counters, Plan,
+    Case, Counters, Plan,
     aggregated::{Inputs, Others},
     answer::{Authorised, Completion, Unread, compress},
 };
@@ -78,7 +78,7 @@ pub(super) struct OpenPlan {
 }
 
 /// A completed document.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Merged {
     base_etag: HeaderValue,
     hash: String,
@@ -129,7 +129,7 @@ impl OpenApi {
             group_version = Some(GroupVersion::new(asked.group, asked.version));
         }
         let hash = if kind == OpenApiPath::V3Document {
-            take_hash(request.uri_mut())?
+            take_hash(request.uri_mut()).ok()?
         } else {
             None
         };
@@ -173,15 +173,14 @@ impl OpenApi {
         let others = Others::of(table, server);
         let inputs = others.inputs(&HeaderValue::from(catalogue.generation));
         let known = self.missing.get(&server).map(|known| Arc::clone(&*known));
-        let known = match known.filter(|known| known.0 == inputs) {
-            Some(known) => known,
-            None => {
-                let missing = Arc::new(Missing::of(&catalogue.documents, &others));
-                let known = Arc::new((inputs, missing));
-                self.missing.insert(server, Arc::clone(&known));
-                self.sweep(table);
-                known
-            }
+        let known = if let Some(known) = known.filter(|known| known.0 == inputs) {
+            known
+        } else {
+            let missing = Arc::new(Missing::of(&catalogue.documents, &others));
+            let known = Arc::new((inputs, missing));
+            self.missing.insert(server, Arc::clone(&known));
+            self.sweep(table);
+            known
         };
         (!known.1.is_empty()).then(|| Arc::clone(&known.1))
     }
@@ -207,18 +206,15 @@ impl OpenApi {
     /// As [`super::Discovery::complete`].
     pub(super) async fn complete(
         &self,
-        plan: &Plan,
+        case: Case<'_>,
         open: &OpenPlan,
-        table: &Table,
-        from: ServerId,
         mut answer: Authorised,
-        counters: &Counters,
     ) -> Response<Body> {
+        let Case { plan, from, .. } = case;
         let completed = match open.kind {
-            OpenApiPath::V3Index => self.complete_index(open, table, from, &mut answer).await,
+            OpenApiPath::V3Index => self.complete_index(case, open, &mut answer).await,
             OpenApiPath::V2 | OpenApiPath::V3Document => {
-                self.complete_document(open, table, from, &mut answer, counters)
-                    .await
+                self.complete_document(case, open, &mut answer).await
             }
         };
         match completed {
@@ -244,7 +240,7 @@ impl OpenApi {
             }
             Err(Trouble::Broken) => answer.broken(),
             Err(trouble) => {
-                counters.openapi_fallback(from, &trouble);
+                case.counters.openapi_fallback(from, &trouble);
                 match (&open.merged, answer.is_unchanged()) {
                     // The server's own answer has no body: what was completed last is the best there is.
                     (Some(merged), true) => self.respond(plan, open, from, answer, merged).await,
@@ -256,11 +252,11 @@ impl OpenApi {
 
     async fn complete_index(
         &self,
+        case: Case<'_>,
         open: &OpenPlan,
-        table: &Table,
-        from: ServerId,
         answer: &mut Authorised,
     ) -> Result<Outcome, Trouble> {
+        let Case { from, table, .. } = case;
         let input = answer.read(MAX_DOCUMENT).await?;
         let contributors = open.missing.contributors(None);
         let shelf = timeout(
@@ -318,12 +314,16 @@ impl OpenApi {
 
     async fn complete_document(
         &self,
+        case: Case<'_>,
         open: &OpenPlan,
-        table: &Table,
-        from: ServerId,
         answer: &mut Authorised,
-        counters: &Counters,
     ) -> Result<Outcome, Trouble> {
+        let Case {
+            from,
+            table,
+            counters,
+            ..
+        } = case;
         let dialect = if open.kind == OpenApiPath::V2 {
             Dialect::V2
         } else {
@@ -343,84 +343,102 @@ impl OpenApi {
         let contributors = open
             .missing
             .contributors(open.group_version.as_ref().map(GroupVersion::as_ref));
-        timeout(WITHIN, async {
-            let shelf = self
-                .gather(table, &contributors, &open.path, format.accept())
-                .await?;
-            let hash = completed_hash(
-                &own,
-                shelf
-                    .iter()
-                    .filter(|(_, stored)| stored.exists())
-                    .map(|(contributor, stored)| {
-                        (
-                            *contributor,
-                            stored.etag.as_ref().map_or("", |etag| {
-                                etag.to_str().unwrap_or_default().trim_matches('"')
-                            }),
-                        )
-                    }),
-            );
-            let Some(hash) = hash else {
-                return if answer.is_unchanged() {
-                    Err(Trouble::Unknown)
-                } else {
-                    Ok(Outcome::Own { hash: Some(own) })
-                };
+        let deadline = Instant::now() + WITHIN;
+        let gathering = self.gather(table, &contributors, &open.path, format.accept());
+        let shelf = timeout_at(deadline, gathering)
+            .await
+            .map_err(|_elapsed| Trouble::Late)??;
+        let contributions = shelf.iter().filter(|(_, stored)| stored.exists());
+        let contributions =
+            contributions.map(|(contributor, stored)| (*contributor, stored.hash()));
+        let Some(hash) = completed_hash(&own, contributions) else {
+            return if answer.is_unchanged() {
+                Err(Trouble::Unknown)
+            } else {
+                Ok(Outcome::Own { hash: Some(own) })
             };
-            let key = (from, open.path.clone(), format);
-            let current = || {
-                let merged = self.merged.get(&key).map(|merged| Arc::clone(&*merged))?;
-                (merged.hash == hash).then_some(merged)
+        };
+        let key = (from, open.path.clone(), format);
+        if let Some(merged) = self.current(&key, &hash, &open.missing) {
+            counters.hit();
+            return Ok(Outcome::Merged(merged));
+        }
+        if answer.is_unchanged() {
+            return Err(Trouble::Unknown);
+        }
+        // Not within the deadline: half a body could be neither completed nor relayed.
+        let base = answer.read(MAX_DOCUMENT).await?;
+        let parts = shelf
+            .into_iter()
+            .map(|(contributor, stored)| (contributor.clone(), stored))
+            .collect();
+        let new = Merged {
+            base_etag,
+            hash,
+            missing: Arc::clone(&open.missing),
+            content_type,
+            bytes: base,
+            gzip: false,
+        };
+        timeout_at(deadline, self.merge(counters, key, new, parts))
+            .await
+            .map_err(|_elapsed| Trouble::Late)?
+            .map(Outcome::Merged)
+    }
+
+    /// The result that is there, if it is of these inputs.
+    fn current(
+        &self,
+        key: &(ServerId, String, Format),
+        hash: &str,
+        missing: &Arc<Missing>,
+    ) -> Option<Arc<Merged>> {
+        let merged = self.merged.get(key).map(|merged| Arc::clone(&*merged))?;
+        if merged.hash != hash {
+            return None;
+        }
+        if Arc::ptr_eq(&merged.missing, missing) {
+            return Some(merged);
+        }
+        // What is missing was found out anew, with the same result.
+        let mut renewed = Merged::clone(&merged);
+        renewed.missing = Arc::clone(missing);
+        let renewed = Arc::new(renewed);
+        self.merged.insert(key.clone(), Arc::clone(&renewed));
+        Some(renewed)
+    }
+
+    /// Makes `new`, whose bytes are the server's own document, out of it and of the others'. Runs to its end even if nobody
+    /// waits any more, so that the next one finds it.
+    async fn merge(
+        &self,
+        counters: &Counters,
+        key: (ServerId, String, Format),
+        mut new: Merged,
+        parts: Vec<(Contributor, Arc<Stored>)>,
+    ) -> Result<Arc<Merged>, Trouble> {
+        let merging = Arc::clone(&self.merging).lock_owned().await;
+        if let Some(merged) = self.current(&key, &new.hash, &new.missing) {
+            counters.hit();
+            return Ok(merged);
+        }
+        counters.build();
+        let cache = Arc::clone(&self.merged);
+        let built = tokio::task::spawn_blocking(move || {
+            let _one_at_a_time = merging;
+            let document = merge(key.2, &std::mem::take(&mut new.bytes), &parts)?;
+            (new.bytes, new.gzip) = match compress(&document) {
+                Some(compressed) => (compressed, true),
+                None => (document.into(), false),
             };
-            if let Some(merged) = current() {
-                counters.hit();
-                return Ok(Outcome::Merged(merged));
+            let merged = Arc::new(new);
+            cache.insert(key, Arc::clone(&merged));
+            for (_, stored) in &parts {
+                stored.shrink();
             }
-            if answer.is_unchanged() {
-                return Err(Trouble::Unknown);
-            }
-            let base = answer.read(MAX_DOCUMENT).await?;
-            let merging = Arc::clone(&self.merging).lock_owned().await;
-            if let Some(merged) = current() {
-                counters.hit();
-                return Ok(Outcome::Merged(merged));
-            }
-            counters.build();
-            let parts: Vec<(Contributor, Arc<Stored>)> = shelf
-                .into_iter()
-                .map(|(contributor, stored)| (contributor.clone(), stored))
-                .collect();
-            let (cache, missing) = (Arc::clone(&self.merged), Arc::clone(&open.missing));
-            // Runs to its end even if nobody waits any more, so that the next one finds it.
-            let built = tokio::task::spawn_blocking(move || {
-                let _one_at_a_time = merging;
-                let document = merge(format, &base, &parts)?;
-                drop(base);
-                let (bytes, gzip) = match compress(&document) {
-                    Some(compressed) => (compressed, true),
-                    None => (document.into(), false),
-                };
-                let merged = Arc::new(Merged {
-                    base_etag,
-                    hash,
-                    missing,
-                    content_type,
-                    bytes,
-                    gzip,
-                });
-                cache.insert(key, Arc::clone(&merged));
-                for (_, stored) in &parts {
-                    stored.shrink();
-                }
-                Ok::<_, SpecError>(merged)
-            });
-            Ok(Outcome::Merged(
-                built.await.map_err(|_join| Trouble::Unknown)??,
-            ))
-        })
-        .await
-        .map_err(|_elapsed| Trouble::Late)?
+            Ok::<_, SpecError>(merged)
+        });
+        Ok(built.await.map_err(|_join| Trouble::Unknown)??)
     }
 
     /// The contributors' documents. Servers that cannot be asked and whose document is not here add nothing.

@@ -179,7 +179,7 @@ fn compressed_bombs_are_bounded() {
     use std::io::Write as _;
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     for _ in 0..100 {
-        gzip.write_all(&[b' '; 1 << 20]).unwrap();
+        gzip.write_all(&vec![b' '; 1 << 20]).unwrap();
     }
     let bomb = gzip.finish().unwrap();
     assert_eq!(

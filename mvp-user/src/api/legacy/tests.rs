@@ -45,7 +45,7 @@ fn recorded_documents_survive_being_read_and_written() {
 }
 
 /// Every recorded list of a group-version, with the server's aggregated document.
-fn lists(version: &str) -> Vec<(Gv, ResourceList, discovery::Version)> {
+fn lists(version: &str) -> Vec<(Gv, ResourceList, Version)> {
     let aggregated = |name| {
         discovery::GroupList::parse("application/json", &recorded::answer(version, name).body)
             .unwrap()

@@ -9,10 +9,11 @@ use crate::body::Body;
 /// Clients keep a document with a hash in its URL as kube-apiserver tells them to.
 const IMMUTABLE: HeaderValue = HeaderValue::from_static("public, immutable");
 
-/// Takes `hash=` out of the query; it is about the completed document. `None` if the URI cannot be written again.
-pub(super) fn take_hash(uri: &mut Uri) -> Option<Option<String>> {
+/// Takes `hash=` out of the query; it is about the completed document. An error if the URI cannot be
+/// written again.
+pub(super) fn take_hash(uri: &mut Uri) -> Result<Option<String>, http::Error> {
     let Some(query) = uri.query() else {
-        return Some(None);
+        return Ok(None);
     };
     let mut hash = None;
     let kept: Vec<&str> = query
@@ -33,12 +34,12 @@ pub(super) fn take_hash(uri: &mut Uri) -> Option<Option<String>> {
         format!("{path}?{}", kept.join("&"))
     };
     let mut parts = uri.clone().into_parts();
-    parts.path_and_query = Some(PathAndQuery::try_from(rest).ok()?);
-    *uri = Uri::from_parts(parts).ok()?;
-    Some(hash.filter(|hash: &String| !hash.is_empty()))
+    parts.path_and_query = Some(PathAndQuery::try_from(rest)?);
+    *uri = Uri::from_parts(parts)?;
+    Ok(hash.filter(|hash: &String| !hash.is_empty()))
 }
 
-/// A hash as an ETag has it, without quotation marks.
+/// A hash as an `ETag` has it, without quotation marks.
 pub(super) fn hash_of(etag: &HeaderValue) -> String {
     etag.to_str()
         .unwrap_or_default()
@@ -54,7 +55,7 @@ pub(super) fn immutable(mut response: Response<Body>) -> Response<Body> {
     response
         .headers_mut()
         .insert(header::CACHE_CONTROL, IMMUTABLE);
-    let year = std::time::SystemTime::now() + Duration::from_secs(365 * 24 * 3600);
+    let year = std::time::SystemTime::now() + Duration::from_hours(365 * 24);
     // RFC 1123 ends in GMT where Go writes UTC; readers take both.
     if let Ok(date) = HeaderValue::try_from(httpdate::fmt_http_date(year)) {
         response.headers_mut().insert(header::EXPIRES, date);

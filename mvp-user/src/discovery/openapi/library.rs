@@ -257,6 +257,12 @@ impl Stored {
         self.kept().is_some()
     }
 
+    /// The hash in its `ETag`; empty if it has none.
+    pub(super) fn hash(&self) -> &str {
+        let etag = self.etag.as_ref().and_then(|etag| etag.to_str().ok());
+        etag.unwrap_or_default().trim_matches('"')
+    }
+
     /// The plain bytes. Slow for large documents: not for data threads.
     pub(super) fn plain(&self) -> Option<Bytes> {
         let kept = self.kept()?;

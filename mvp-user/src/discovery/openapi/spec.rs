@@ -4,7 +4,7 @@
 //! they reach. A definition of the same name and other content gets a suffix made of its content, and the references that
 //! were taken over follow; what the first document says is never changed, because the first server stores by it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, btree_map::Entry};
 
 use sha2::{Digest as _, Sha256};
 
@@ -135,10 +135,10 @@ impl Graph {
             let Some(piece) = doc.definitions.get(&reference) else {
                 continue;
             };
-            if !edges.contains_key(&reference) {
+            if let Entry::Vacant(place) = edges.entry(reference) {
                 let next = format.references(piece)?;
                 open.extend(next.iter().cloned());
-                edges.insert(reference, next);
+                place.insert(next);
             }
         }
         Ok(Self { edges })
@@ -210,10 +210,10 @@ impl Graph {
             hash.update((piece.len() as u64).to_be_bytes());
             hash.update(piece);
         }
-        hash.finalize()
-            .iter()
-            .take(5)
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        let mut begin = [0; 8];
+        for (to, byte) in begin.iter_mut().skip(3).zip(hash.finalize()) {
+            *to = byte;
+        }
+        format!("{:010x}", u64::from_be_bytes(begin))
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn named(entry: &[u8]) -> Result<(String, &[u8]), SpecError> {
     for field in fields(entry)? {
         match (field.number, field.payload) {
             (1, Some(payload)) => {
-                name = std::str::from_utf8(payload).map_err(|_error| SpecError::Wire)?
+                name = std::str::from_utf8(payload).map_err(|_error| SpecError::Wire)?;
             }
             (2, Some(payload)) => value = payload,
             _ => {}

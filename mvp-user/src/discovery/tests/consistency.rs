@@ -118,10 +118,9 @@ fn own_answer(documents: &Documents, request: &Request<()>) -> Option<Response<B
         HeaderValue::try_from(content_type).unwrap(),
     );
     if accept.contains("as=") {
-        response.headers_mut().insert(
-            header::ETAG,
-            super::super::aggregated::etag_of(list).unwrap(),
-        );
+        response
+            .headers_mut()
+            .insert(header::ETAG, aggregated::etag_of(list).unwrap());
     }
     Some(response)
 }
@@ -361,7 +360,8 @@ impl View {
             path += "/name";
         }
         if let Some(sub) = sub {
-            path += &format!("/{sub}");
+            path.push('/');
+            path.push_str(sub);
         }
         if verb == Verb::Watch {
             path += "?watch=1";
@@ -457,11 +457,11 @@ async fn recorded_versions_agree_in_every_form_through_every_node() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn random_catalogues_agree_in_every_form_through_every_node(
         cluster in proptest::collection::vec(
-            (super::super::merge::tests::core(), super::super::merge::tests::catalogue(true), prop_oneof![3 => Just(Health::Up), 1 => Just(Health::Down)]),
+            (merge::tests::core(), merge::tests::catalogue(true), prop_oneof![3 => Just(Health::Up), 1 => Just(Health::Down)]),
             2..=5,
         ),
     ) {
