@@ -339,6 +339,7 @@ impl Steering {
     /// Carries the program's log to tracing (target `mvp_ebpf`), for ever. There is nothing to
     /// carry unless [`SteerOptions::log`] asked for it. The buffer holds some hundred lines; what
     /// does not fit is lost.
+    #[expect(clippy::infinite_loop, reason = "the task ends with the process")]
     pub async fn follow_log(&self) {
         let Some(mut log) = self.take_log() else {
             return;
