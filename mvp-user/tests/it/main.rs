@@ -8,4 +8,5 @@ mod lanes;
 mod learning;
 mod plane;
 mod streaming;
+mod together;
 mod upgrades;

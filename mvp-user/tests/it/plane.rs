@@ -13,8 +13,8 @@ use mvp_user::{
         self, Config, Existing, Ktls, LocalDown, LogFormat, RequestHeaders, SteerMode, TlsConfig,
     },
     discovery::Discovery,
-    health::Prober,
-    peers::Learner,
+    health::{self, Prober, Probing, link::Marker},
+    peers::{self, Learner, Learning},
     serve::{Metrics, SelfCheck, Shared, Thread},
     table::{Catalogue, Documents, Freshness, Health, Proof, Served, Server, Table},
     tls::Tls,
@@ -29,7 +29,7 @@ pub(crate) struct Plane {
     pub(crate) local: Arc<Server>,
     pub(crate) leave: watch::Sender<u64>,
     stop: watch::Sender<bool>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
     files: tempfile::TempDir,
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn files(pki: &ClusterPki) -> (tempfile::TempDir, TlsConfig) {
         sni: Vec::new(),
         only_tls13: false,
         cipher_suites: Vec::new(),
-        client_ca_file: Some(ca.clone()),
+        client_ca_file: Some(write("client-ca.crt", pki.ca.pem())),
         requestheader_client_ca_file: Some(write("front-proxy-ca.crt", pki.front_proxy_ca.pem())),
         requestheader_allowed_names: vec!["front-proxy-client".into()],
         proxy_client_cert_file: Some(write("front-proxy-client.crt", proxy.cert_pem())),
@@ -171,7 +171,7 @@ impl Plane {
         let mut config = config(local, tls);
         change(&mut config);
         let local = server(ServerId::Local, local);
-        let table = Arc::new(Table::new(Arc::clone(&local)));
+        let table = Arc::new(Table::new(local));
         table.publish(ServerId::Local, catalogue(serves));
         table.set_peers(
             peers
@@ -183,12 +183,79 @@ impl Plane {
                 .collect(),
         );
         table.set_ready(true);
+        Self::run(config, files, table, false, free())
+    }
+
+    /// With a side room that learns and probes, in front of `local` and with static `peers`; waits until all is known.
+    pub(crate) async fn live(
+        pki: &ClusterPki,
+        local: SocketAddr,
+        peers: &[SocketAddr],
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
+        let (files, tls) = files(pki);
+        let mut config = config(local, tls);
+        config.state_file = files.path().join("state.json");
+        config.peers = peers.to_vec();
+        change(&mut config);
+        let local = Arc::new(Server::new(ServerId::Local, local));
+        let table = Arc::new(Table::new(local));
+        let plane = Self::run(config, files, table, true, free());
+        let up =
+            |server: &Arc<Server>| server.health() == Health::Up && server.proof() == Proof::Proven;
+        plane
+            .until("everything is known", |table| {
+                let members = table.members();
+                table.is_ready() && up(&members.local) && members.peers.iter().all(up)
+            })
+            .await;
+        plane
+    }
+
+    /// As [`Self::live`], at `address`, without waiting.
+    pub(crate) fn listening(
+        pki: &ClusterPki,
+        address: SocketAddr,
+        local: SocketAddr,
+        peers: &[SocketAddr],
+    ) -> Self {
+        let (files, tls) = files(pki);
+        let mut config = config(local, tls);
+        config.state_file = files.path().join("state.json");
+        config.peers = peers.to_vec();
+        let local = Arc::new(Server::new(ServerId::Local, local));
+        let table = Arc::new(Table::new(local));
+        let socket = std::net::TcpListener::bind(address).unwrap();
+        Self::run(config, files, table, true, socket)
+    }
+
+    /// Waits until the table is as it is wanted.
+    pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Table) -> bool) {
+        let start = Instant::now();
+        while !wanted(&self.table) {
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "never: {what}; {:?}",
+                self.table.members()
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    fn run(
+        config: Config,
+        files: tempfile::TempDir,
+        table: Arc<Table>,
+        live: bool,
+        socket: std::net::TcpListener,
+    ) -> Self {
+        let local = Arc::clone(&table.members().local);
         let tls = Tls::load(&config.tls).unwrap();
         let dialer = Arc::new(Dialer::new(config.exempt_source, Arc::clone(&tls), None));
         let config = Arc::new(config);
         let shared = Arc::new(Shared {
             table: Arc::clone(&table),
-            dialer,
+            dialer: Arc::clone(&dialer),
             discovery: Arc::new(Discovery::new(Arc::clone(&table), config.local_down)),
             prober: Prober::new(Arc::clone(&table)),
             learner: Learner::new(Arc::clone(&table)),
@@ -197,57 +264,95 @@ impl Plane {
             tls: Arc::clone(&tls),
             config: Arc::clone(&config),
         });
+        let (leave, leaving) = watch::channel(0);
+        let (stop, stopped) = watch::channel(false);
+        let mut threads = Vec::new();
+        if live {
+            let (prober, learner) = (shared.prober.clone(), shared.learner.clone());
+            let marker = Marker::new(&config.request_headers);
+            let probing = Probing {
+                dialer: Arc::clone(&dialer),
+                marker: marker.clone(),
+            };
+            let learning = Learning {
+                config: Arc::clone(&config),
+                dialer,
+                marker,
+                prober: prober.clone(),
+            };
+            let tls = Arc::clone(&tls);
+            threads.push(thread(stopped.clone(), move || async move {
+                tokio::select! {
+                    () = health::run(prober, probing) => {}
+                    () = peers::run(learner, learning) => {}
+                    () = tls.watch_files() => {}
+                }
+            }));
+        }
         let acceptor = Acceptor::new(
             tls,
             Arc::clone(&table),
             config.max_connections,
             config.secure_port,
         );
-        let (drain, draining) = watch::channel(0);
-        let (stop, mut stopped) = watch::channel(false);
-        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         socket.set_nonblocking(true).unwrap();
         let address = socket.local_addr().unwrap();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            let local = tokio::task::LocalSet::new();
-            local.block_on(&runtime, async move {
-                let listener = TcpListener::from_std(socket).unwrap();
-                let thread = Thread::new(shared, draining);
-                tokio::task::spawn_local(std::rc::Rc::clone(&thread).tend());
-                let handler = move |connection| std::rc::Rc::clone(&thread).serve(connection);
-                let (_never, never) = watch::channel(false);
-                let accepting = acceptor.run(vec![listener], never, handler);
-                tokio::select! {
-                    _ = accepting => {}
-                    _ = stopped.wait_for(|stop| *stop) => {}
-                }
-            });
-        });
+        threads.push(thread(stopped, move || async move {
+            let listener = TcpListener::from_std(socket).unwrap();
+            let thread = Thread::new(shared, leaving);
+            tokio::task::spawn_local(std::rc::Rc::clone(&thread).tend());
+            let handler = move |connection| std::rc::Rc::clone(&thread).serve(connection);
+            let (_never, never) = watch::channel(false);
+            drop(acceptor.run(vec![listener], never, handler).await);
+        }));
         Self {
             address,
             table,
             local,
-            leave: drain,
+            leave,
             stop,
-            thread: Some(thread),
+            threads,
             files,
         }
     }
 
-    /// Where the certificate files are.
-    pub(crate) fn files(&self) -> &std::path::Path {
-        self.files.path()
+    /// Replaces a file as the kubelet does.
+    pub(crate) fn replace(&self, name: &str, text: &str) {
+        let new = self.files.path().join(format!("{name}.new"));
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, self.files.path().join(name)).unwrap();
     }
+}
+
+fn free() -> std::net::TcpListener {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap()
+}
+
+/// A thread with a runtime of its own, until it is stopped.
+fn thread<F, R>(mut stopped: watch::Receiver<bool>, work: F) -> JoinHandle<()>
+where
+    F: FnOnce() -> R + Send + 'static,
+    R: Future<Output = ()>,
+{
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let local = tokio::task::LocalSet::new();
+        local.block_on(&runtime, async move {
+            tokio::select! {
+                () = work() => {}
+                _ = stopped.wait_for(|stop| *stop) => {}
+            }
+        });
+    })
 }
 
 impl Drop for Plane {
     fn drop(&mut self) {
         self.stop.send_replace(true);
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             thread.join().unwrap();
         }
     }
