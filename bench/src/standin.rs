@@ -35,7 +35,7 @@
 //!   [`Handle::set_protocols`] for what new connections are offered.
 //! * What was seen: [`Handle::requests`], [`Handle::connections`], [`Store::writes`] (a create that arrived twice shows as
 //!   `repeated_creates`).
-//! * `GET /debug/bytes?n=N` is a body of N bytes of known content (for users who may everything).
+//! * `GET /debug/bytes?n=N` is a body of N bytes of known content ([`pattern`]) (for users who may everything).
 //!
 //! Each server runs on a runtime and threads of its own, so a test may block or pause its clock. Dropping the [`Handle`] kills the server.
 //! The binary `standin-apiserver` is the same behind flags, with a control socket ([`control::Command`], JSON lines).
@@ -76,6 +76,7 @@ mod upgrade;
 
 pub use authn::{Authentication, RequestHeader, User};
 pub use authz::Rule;
+pub use body::pattern;
 pub use builder::{Builder, Standin, Timing};
 pub use faults::{Action, Fault, On};
 pub use handle::Handle;

@@ -1,4 +1,4 @@
-//! Who asks, in kube-apiserver's order (kubernetes.md 20; pkg/kubeapiserver/authenticator/config.go): front proxy, client
+//! Who asks, in kube-apiserver's order (pkg/kubeapiserver/authenticator/config.go): front proxy, client
 //! certificate, bearer token, websocket token, anonymous. All are tried; an error of one does not stop the others, but if none
 //! succeeds and one erred, the answer is 401 and anonymous is not tried.
 
@@ -7,7 +7,7 @@ mod certificate;
 use std::collections::{BTreeMap, HashMap};
 
 use base64::Engine as _;
-pub(crate) use certificate::{Verdict, subject};
+pub(crate) use certificate::{Presented, Verdict, subject};
 use http::{HeaderMap, HeaderName, header};
 use rustls_pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
@@ -132,13 +132,13 @@ impl Authentication {
     /// The user, or nobody (401). Removes from `headers` what kube-apiserver removes.
     pub(crate) fn authenticate(
         &self,
-        chain: &[CertificateDer<'_>],
+        presented: &Presented,
         headers: &mut HeaderMap,
         websocket: bool,
     ) -> Option<User> {
         let mut erred = false;
         for attempt in [Self::front_proxy, Self::client_certificate] {
-            match attempt(self, chain, headers) {
+            match attempt(self, presented, headers) {
                 Verdict::User(user) => return Some(self.succeeded(user, headers)),
                 Verdict::Error(why) => {
                     tracing::debug!(why, "An authenticator failed");
@@ -186,18 +186,18 @@ impl Authentication {
         user.authenticated()
     }
 
-    fn front_proxy(&self, chain: &[CertificateDer<'_>], headers: &HeaderMap) -> Verdict {
+    fn front_proxy(&self, presented: &Presented, headers: &HeaderMap) -> Verdict {
         let Some(settings) = &self.request_header else {
             return Verdict::Nobody;
         };
-        if chain.is_empty() {
+        if presented.chain.is_empty() {
             return Verdict::Nobody;
         }
-        if let Err(why) = certificate::verify(chain, &settings.ca) {
+        if let Err(why) = presented.verify(&settings.ca) {
             return Verdict::Error(why);
         }
         if !settings.allowed_names.is_empty() {
-            let name = subject(&chain[0])
+            let name = subject(&presented.chain[0])
                 .map(|subject| subject.common_name)
                 .unwrap_or_default();
             if !settings.allowed_names.contains(&name) {
@@ -243,11 +243,11 @@ impl Authentication {
         })
     }
 
-    fn client_certificate(&self, chain: &[CertificateDer<'_>], _: &HeaderMap) -> Verdict {
-        if chain.is_empty() || self.client_ca.is_empty() {
+    fn client_certificate(&self, presented: &Presented, _: &HeaderMap) -> Verdict {
+        if presented.chain.is_empty() || self.client_ca.is_empty() {
             return Verdict::Nobody;
         }
-        certificate::user(chain, &self.client_ca)
+        certificate::user(presented, &self.client_ca)
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     fmt,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -75,18 +75,23 @@ impl fmt::Debug for Body {
     }
 }
 
-/// The `at`-th 64 KiB of the pattern: each line of 16 bytes is its own offset in hex.
-fn pattern(at: u64, length: usize) -> Bytes {
-    use std::io::Write as _;
-    let mut out = Vec::with_capacity(length + 32);
-    let mut line = at / 16 * 16;
-    while out.len() < length + 16 {
-        // Writing to a Vec cannot fail.
-        drop(writeln!(out, "{line:015x}"));
-        line += 16;
-    }
-    let skip = usize::try_from(at % 16).unwrap_or_default();
-    Bytes::from(out).slice(skip..skip + length)
+/// The pattern repeats after this many bytes.
+const PERIOD: u64 = 1 << 20;
+/// Bytes of a frame.
+const FRAME: u64 = 64 * 1024;
+
+/// Up to 64 KiB of the body of `/debug/bytes` from offset `at`: lines of 16 bytes, each its own offset in hex, modulo 1 MiB. Made once;
+/// no byte of it is copied.
+pub fn pattern(at: u64, length: u64) -> Bytes {
+    static BLOCK: OnceLock<Bytes> = OnceLock::new();
+    let block = BLOCK.get_or_init(|| {
+        let lines: Vec<String> = (0..(PERIOD + FRAME) / 16)
+            .map(|line| format!("{:015x}\n", line * 16 % PERIOD))
+            .collect();
+        Bytes::from(lines.concat())
+    });
+    let start = usize::try_from(at % PERIOD).unwrap_or_default();
+    block.slice(start..start + usize::try_from(length.min(FRAME)).unwrap_or_default())
 }
 
 impl Body {
@@ -94,7 +99,7 @@ impl Body {
         Self::new(Source::Bytes(bytes.into()))
     }
 
-    /// `length` bytes of known content: each line of 16 bytes is its own offset in hex.
+    /// `length` bytes of [`pattern`].
     pub(crate) fn pattern(length: u64) -> Self {
         Self::new(Source::Pattern(length, 0))
     }
@@ -149,8 +154,8 @@ impl Body {
             Source::Bytes(bytes) => Poll::Ready(Some(std::mem::take(bytes))),
             Source::Pattern(0, _) => Poll::Ready(None),
             Source::Pattern(left, at) => {
-                let take = (*left).min(64 * 1024);
-                let chunk = pattern(*at, usize::try_from(take).unwrap_or_default());
+                let take = (*left).min(FRAME);
+                let chunk = pattern(*at, take);
                 *left -= take;
                 *at += take;
                 Poll::Ready(Some(chunk))

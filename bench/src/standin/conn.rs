@@ -24,13 +24,14 @@ use tokio::{
 use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 
 use super::{
+    authn::Presented,
     frames::{Frames, GoAway},
     log::Connection,
     serve,
     server::Server,
 };
 
-/// kube-apiserver's own limits (kubernetes.md 31).
+/// kube-apiserver's own limits (apiserver `server/secure_serving.go`).
 const HEADER_LIMIT: usize = 1 << 20;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(32);
 /// How long Go waits between the last answer after a GOAWAY and closing the connection (`http2.goAwayTimeout`).
@@ -257,7 +258,7 @@ impl AsyncWrite for Tcp {
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
     pub(crate) wire: Arc<Wire>,
-    pub(crate) chain: Arc<[CertificateDer<'static>]>,
+    pub(crate) presented: Arc<Presented>,
 }
 
 /// A listening socket with a backlog like kube-apiserver's (somaxconn). Must be called inside the server's runtime.
@@ -387,7 +388,7 @@ async fn handshake_and_serve(
     }
     let tls = started.into_stream(server.tls()).await?;
     let session = tls.get_ref().1;
-    let chain: Arc<[CertificateDer<'static>]> = session
+    let chain: Vec<CertificateDer<'static>> = session
         .peer_certificates()
         .unwrap_or_default()
         .iter()
@@ -407,7 +408,7 @@ async fn handshake_and_serve(
     });
     let peer = Peer {
         wire: Arc::clone(wire),
-        chain,
+        presented: Arc::new(Presented::new(chain)),
     };
     if http2 {
         wire.http2.store(true, Ordering::Relaxed);

@@ -30,6 +30,8 @@ pub enum Command {
     KeepLog(bool),
     /// [`Handle::silence`].
     Silence(bool),
+    /// [`Handle::freeze_custom_resources`].
+    FreezeCustomResources(bool),
     /// [`Handle::refuse`].
     Refuse(bool),
     /// [`Handle::reset_connections`].
@@ -133,6 +135,7 @@ async fn obey(handle: &Handle, command: Command) -> Answer {
         Command::OpenConnections => return Answer::Count(handle.open_connections()),
         Command::KeepLog(on) => handle.keep_log(on),
         Command::Silence(on) => handle.silence(on),
+        Command::FreezeCustomResources(on) => handle.freeze_custom_resources(on),
         Command::Refuse(on) => return done(handle.refuse(on).await),
         Command::ResetConnections => handle.reset_connections(),
         Command::GoAway => handle.go_away(),

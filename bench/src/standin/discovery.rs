@@ -1,5 +1,5 @@
 //! Answers to discovery requests: `/api`, `/apis` and what is directly under them. Which form is decided by the Accept header; the
-//! legacy group list comes from the APIService objects that all servers share, as in kube-aggregator (kubernetes.md 18).
+//! legacy group list comes from the APIService objects that all servers share, as in kube-aggregator.
 
 use http::{HeaderValue, Method, StatusCode, header};
 use serde_json::Value;

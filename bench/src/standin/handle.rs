@@ -149,6 +149,11 @@ impl Handle {
         self.server.log.keep(on);
     }
 
+    /// Custom resources that come or go are not noticed while this is on: a server that lags behind the others.
+    pub fn freeze_custom_resources(&self, on: bool) {
+        self.server.frozen.send_replace(on);
+    }
+
     /// SIGSTOP without the signal: connections are accepted by the kernel only, nothing is read or written.
     pub fn silence(&self, on: bool) {
         self.server.silence.set(on);

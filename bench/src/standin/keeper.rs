@@ -31,8 +31,8 @@ fn report(what: &str, done: Result<(), StoreError>) {
     }
 }
 
-/// Before the server is ready: its address goes (kubernetes.md 37), its APIServices come, others' built-in ones that it does not
-/// serve are deleted (kubernetes.md 3: the damage of a mix).
+/// Before the server is ready: its address goes (controlplane `kubernetesservice` controller), its APIServices come, others' built-in ones that it does not
+/// serve are deleted: what damages a mix, as measured.
 pub(crate) async fn starting(server: &Server) {
     report("endpoints", retract(server).await);
     report("APIServices", register(server).await);
@@ -57,6 +57,8 @@ pub(crate) async fn keep(server: Arc<Server>, pace: Pace) {
                 Ok((events, now)) => {
                     after = now;
                     if !events.is_empty() {
+                        // The sender lives in the server.
+                        drop(server.frozen.subscribe().wait_for(|frozen| !*frozen).await);
                         report("custom resources", rebuild(&server).await);
                     }
                 }
@@ -360,9 +362,10 @@ async fn add_apiservice(
 
 /// What is served: the server's own, and the custom resources that are in the store now.
 async fn rebuild(server: &Server) -> Result<(), StoreError> {
-    let (definitions, _) = server.store.list(CRDS).await?;
+    let (mut definitions, _) = server.store.list(CRDS).await?;
     let mut catalogue = server.base.clone();
     let mut groups = Vec::new();
+    definitions.sort_by_key(|stored| stored.value["spec"]["group"].to_string());
     for definition in definitions
         .iter()
         .filter(|stored| stored.value["metadata"].get("deletionTimestamp").is_none())

@@ -3,6 +3,7 @@
 //! JSON or YAML, every update makes a new revision.
 
 mod patch;
+mod protobuf;
 mod read;
 mod reviews;
 mod select;

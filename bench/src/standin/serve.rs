@@ -26,7 +26,7 @@ use super::{
     upgrade,
 };
 
-/// kube-apiserver's bound on request bodies (kubernetes.md 31).
+/// kube-apiserver's bound on request bodies (apiserver `server/config.go`).
 const BODY_LIMIT: usize = 3 * 1024 * 1024;
 
 /// The stream is reset instead of answered.
@@ -119,7 +119,7 @@ pub(crate) async fn serve(
         headers: request.headers(),
         connection: peer.wire.id,
         client: peer.wire.client,
-        client_certificate: !peer.chain.is_empty(),
+        client_certificate: !peer.presented.chain.is_empty(),
     });
     let guard = Guard {
         wire: Arc::clone(&peer.wire),
@@ -253,7 +253,8 @@ async fn identified(call: &mut Call) -> Reply {
         );
         return route(call).await;
     }
-    let Some(user) = authentication.authenticate(&call.peer.chain, &mut call.headers, websocket)
+    let Some(user) =
+        authentication.authenticate(&call.peer.presented, &mut call.headers, websocket)
     else {
         let mut reply = call.status(&Status::unauthorized());
         close_http2(call, &mut reply);

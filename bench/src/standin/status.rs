@@ -179,7 +179,7 @@ impl Status {
 
     pub(crate) fn unsupported_media_type() -> Self {
         let message = "the body of the request was in an unknown format - accepted media types include: \
-                       application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json, \
+                       application/json, application/yaml, application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json, \
                        application/apply-patch+yaml";
         Self::failure(
             415,

@@ -78,11 +78,22 @@ pub(crate) fn echo(call: &mut Call) -> Result<Reply, Status> {
         .take_upgrade()
         .ok_or_else(|| Status::internal("the connection cannot be upgraded"))?;
     let wire = std::sync::Arc::clone(&call.peer.wire);
+    // Without stdin there is nothing to echo: the command "runs", prints itself and succeeds, as kubectl expects it.
+    let runs = websocket && call.parameter("command").is_some() && !call.flag("stdin");
+    let words: Vec<&str> = call
+        .query
+        .iter()
+        .filter(|(name, _)| name == "command")
+        .map(|(_, value)| value.as_str())
+        .collect();
+    let printed = format!("{}\n", words.join(" "));
     call.server.spawn(async move {
         let Ok(upgraded) = upgrade.await else { return };
         let (read, write) = tokio::io::split(TokioIo::new(upgraded));
         let echoed = async {
-            if websocket {
+            if runs {
+                run(read, write, &printed).await
+            } else if websocket {
                 echo_frames(read, write).await
             } else {
                 echo_bytes(read, write).await
@@ -161,23 +172,50 @@ async fn echo_frames(
         } else {
             head[0]
         };
-        let mut frame = vec![first];
-        match payload.len() {
-            short @ ..126 => frame.push(u8::try_from(short).unwrap_or_default()),
-            medium @ ..65536 => {
-                frame.push(126);
-                frame.extend(u16::try_from(medium).unwrap_or_default().to_be_bytes());
-            }
-            long => {
-                frame.push(127);
-                frame.extend((long as u64).to_be_bytes());
-            }
-        }
-        frame.extend(payload);
+        let mut frame = Vec::with_capacity(payload.len() + 10);
+        push_frame(&mut frame, first, &payload);
         write.write_all(&frame).await?;
         write.flush().await?;
         if opcode == CLOSE {
             return write.shutdown().await;
         }
     }
+}
+
+/// Output on channel 1, success on channel 3, then a close (`v4.channel.k8s.io` and later).
+async fn run(
+    mut read: impl AsyncRead + Unpin,
+    mut write: impl AsyncWrite + Unpin,
+    printed: &str,
+) -> std::io::Result<()> {
+    let success = br#"{"metadata":{},"status":"Success"}"#;
+    let mut frames = Vec::new();
+    for (channel, payload) in [(1, printed.as_bytes()), (3, success.as_slice())] {
+        push_frame(&mut frames, 0x82, &[&[channel], payload].concat());
+    }
+    // 1000: normal closure.
+    push_frame(&mut frames, 0x88, &1000_u16.to_be_bytes());
+    write.write_all(&frames).await?;
+    write.flush().await?;
+    // The client answers the close; whatever it says, the connection then ends.
+    let mut rest = [0; 256];
+    while read.read(&mut rest).await? > 0 {}
+    write.shutdown().await
+}
+
+/// An unmasked frame with this first byte.
+fn push_frame(out: &mut Vec<u8>, first: u8, payload: &[u8]) {
+    out.push(first);
+    match payload.len() {
+        short @ ..126 => out.push(u8::try_from(short).unwrap_or_default()),
+        medium @ ..65536 => {
+            out.push(126);
+            out.extend(u16::try_from(medium).unwrap_or_default().to_be_bytes());
+        }
+        long => {
+            out.push(127);
+            out.extend((long as u64).to_be_bytes());
+        }
+    }
+    out.extend(payload);
 }

@@ -1,12 +1,16 @@
 //! Client certificates as Go judges them: chain, usage, and the identity in the subject.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
 
 use rustls_pki_types::{CertificateDer, SubjectPublicKeyInfoDer, UnixTime};
 use sha2::Digest as _;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::User;
+use crate::standin::clock;
 
 /// What an authenticator says.
 #[derive(Debug)]
@@ -54,11 +58,70 @@ pub(crate) fn subject(der: &CertificateDer<'_>) -> Option<Subject> {
     Some(subject)
 }
 
+/// What a client presented, with the verdicts on it. kube-apiserver judges at every request; here a verdict is kept for at most a second,
+/// never beyond the end of a certificate, and never for other roots, which no caller can tell from judging each time.
+#[derive(Debug, Default)]
+pub(crate) struct Presented {
+    pub(crate) chain: Vec<CertificateDer<'static>>,
+    verdicts: Mutex<Vec<Kept>>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    roots: Vec<CertificateDer<'static>>,
+    /// Milliseconds since 1970.
+    until: i64,
+    verdict: Result<(), String>,
+}
+
+impl Presented {
+    pub(crate) fn new(chain: Vec<CertificateDer<'static>>) -> Self {
+        Self {
+            chain,
+            verdicts: Mutex::default(),
+        }
+    }
+
+    pub(super) fn verify(&self, roots: &[CertificateDer<'static>]) -> Result<(), String> {
+        let now = clock::unix_millis();
+        let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept) = verdicts
+            .iter()
+            .find(|kept| kept.until > now && kept.roots == roots)
+        {
+            return kept.verdict.clone();
+        }
+        let verdict = verify(&self.chain, roots);
+        verdicts.retain(|kept| kept.until > now);
+        let until = self
+            .chain
+            .iter()
+            .chain(roots)
+            .filter_map(ends)
+            .min()
+            .unwrap_or(now)
+            .min(now + 1000);
+        verdicts.push(Kept {
+            roots: roots.to_vec(),
+            until,
+            verdict: verdict.clone(),
+        });
+        verdict
+    }
+}
+
+/// When a certificate ends, in milliseconds since 1970.
+fn ends(der: &CertificateDer<'static>) -> Option<i64> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    certificate
+        .validity()
+        .not_after
+        .timestamp()
+        .checked_mul(1000)
+}
+
 /// Does the chain lead to one of the roots, now, for client authentication?
-pub(super) fn verify(
-    chain: &[CertificateDer<'_>],
-    roots: &[CertificateDer<'static>],
-) -> Result<(), String> {
+fn verify(chain: &[CertificateDer<'_>], roots: &[CertificateDer<'static>]) -> Result<(), String> {
     let anchors: Vec<_> = roots
         .iter()
         .filter_map(|root| webpki::anchor_from_trusted_cert(root).ok())
@@ -119,11 +182,11 @@ fn verify_version1(
 }
 
 /// `x509.CommonNameUserConversion`.
-pub(super) fn user(chain: &[CertificateDer<'_>], roots: &[CertificateDer<'static>]) -> Verdict {
-    if let Err(why) = verify(chain, roots) {
+pub(super) fn user(presented: &Presented, roots: &[CertificateDer<'static>]) -> Verdict {
+    if let Err(why) = presented.verify(roots) {
         return Verdict::Error(why);
     }
-    let Some(subject) = subject(&chain[0]) else {
+    let Some(subject) = subject(&presented.chain[0]) else {
         return Verdict::Error("the certificate's subject cannot be read".to_owned());
     };
     if subject.common_name.is_empty() {
@@ -134,7 +197,7 @@ pub(super) fn user(chain: &[CertificateDer<'_>], roots: &[CertificateDer<'static
         [uid] if !uid.is_empty() => uid.clone(),
         _ => return Verdict::Error("the certificate has an empty UID or several".to_owned()),
     };
-    let fingerprint = crate::standin::clock::hex(&sha2::Sha256::digest(&chain[0]));
+    let fingerprint = clock::hex(&sha2::Sha256::digest(&presented.chain[0]));
     let extra = BTreeMap::from([(
         "authentication.kubernetes.io/credential-id".to_owned(),
         vec![format!("X509SHA256={fingerprint}")],

@@ -16,6 +16,7 @@ use super::{
     },
     Target, existing, object,
     patch::{self, Kind},
+    protobuf,
     read::list_json,
     select::Selection,
 };
@@ -56,6 +57,11 @@ fn decode(media_type: &str, bytes: &Bytes) -> Result<Value, Status> {
         "application/yaml" | "application/apply-patch+yaml" => {
             serde_yaml_ng::from_slice(bytes).map_err(|error| malformed(error.to_string()))
         }
+        "application/vnd.kubernetes.protobuf" => match protobuf::decode(bytes) {
+            Ok(Some(object)) => Ok(object),
+            Ok(None) => Err(Status::unsupported_media_type()),
+            Err(error) => Err(malformed(error.to_string())),
+        },
         _ => Err(Status::unsupported_media_type()),
     }
 }
@@ -422,7 +428,8 @@ pub(super) async fn patch_part(
 
 pub(super) async fn delete(call: &mut Call, target: &Target) -> Result<Reply, Status> {
     let bytes = call.body().await?;
-    let options: Value = if bytes.is_empty() {
+    // Options in protobuf are taken for none.
+    let options: Value = if bytes.is_empty() || bytes.starts_with(protobuf::MAGIC) {
         Value::Null
     } else {
         decode("application/json", &bytes)?

@@ -425,3 +425,44 @@ async fn pods_have_their_subresources() {
         (json!("Scale"), json!(2))
     );
 }
+
+#[tokio::test]
+async fn typed_clients_may_send_a_few_kinds_in_protobuf_and_read_json() {
+    let cluster = Cluster::new().await;
+    // Unknown{TypeMeta{v1, ConfigMap}, raw: ConfigMap{ObjectMeta{name: a}, data: {x: 1}}}
+    let raw = b"\x0a\x03\x0a\x01a\x12\x06\x0a\x01x\x12\x011";
+    let head = b"k8s\0\x0a\x0f\x0a\x02v1\x12\x09ConfigMap\x12\x0d";
+    let body = [head.as_slice(), raw].concat();
+    let headers = [
+        ("content-type", "application/vnd.kubernetes.protobuf"),
+        (
+            "accept",
+            "application/vnd.kubernetes.protobuf,application/json",
+        ),
+    ];
+    let maps = "/api/v1/namespaces/default/configmaps";
+    let address = cluster.server.address();
+    let created = cluster
+        .admin
+        .send(address, "POST", maps, &headers, &body)
+        .await
+        .unwrap();
+    assert_eq!(
+        (created.status.as_u16(), created.header("content-type")),
+        (201, Some("application/json"))
+    );
+    assert_eq!(created.json().unwrap()["data"], json!({"x": "1"}));
+    let unknown = b"k8s\0\x0a\x09\x0a\x02v1\x12\x03Pod";
+    let refused = cluster
+        .admin
+        .send(
+            address,
+            "POST",
+            "/api/v1/namespaces/default/pods",
+            &headers,
+            unknown,
+        )
+        .await
+        .unwrap();
+    assert_eq!(refused.status, 415);
+}

@@ -154,3 +154,18 @@ async fn a_token_in_the_subprotocol_is_taken_out() {
         assert!(!answer.contains("base64url"), "{answer}");
     }
 }
+
+#[tokio::test]
+async fn a_command_without_stdin_prints_itself_and_succeeds() {
+    let cluster = Cluster::new().await;
+    pod(&cluster).await;
+    let mut stream = cluster.admin.tls(cluster.server.address()).await.unwrap();
+    let request = "GET /api/v1/namespaces/default/pods/p/exec?command=echo&command=hi HTTP/1.1\r\nhost: a\r\n\
+                   connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+                   sec-websocket-protocol: v5.channel.k8s.io\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.unwrap();
+    head(&mut stream).await;
+    let mut output = [0; 10];
+    stream.read_exact(&mut output).await.unwrap();
+    assert_eq!(&output, b"\x82\x09\x01echo hi");
+}
