@@ -6,7 +6,7 @@
 use std::{rc::Rc, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use tokio::{
     net::TcpStream,
@@ -262,6 +262,8 @@ impl Visit {
                 Attempt::Failed(outcome, said) => {
                     shared.metrics.failed(&ask.info, server, outcome);
                     evidence.add(server.id, outcome);
+                    // A server that shuts down says 429 at first: a word about itself, where ours is about the API.
+                    let said = said.filter(|said| said.status() == StatusCode::SERVICE_UNAVAILABLE);
                     words = words.or(said);
                 }
                 Attempt::Again => shared.metrics.again(),

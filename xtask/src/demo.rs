@@ -14,6 +14,7 @@ mod people;
 mod probe;
 mod process;
 mod report;
+mod rolling;
 mod servers;
 
 use std::{
@@ -31,20 +32,28 @@ use tokio::{
 };
 
 use crate::{
+    lab::Host,
     setup,
     sh::{cargo, exec, root},
 };
 use cluster::{ALWAYS, Cluster};
 use failures::Going;
-use report::Report;
+use report::{Line, Report};
 use servers::{Etcd, Servers};
 
 /// Options of `cargo xtask demo`.
 #[derive(Args, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent switches of a command line"
+)]
 pub(crate) struct Options {
     /// One JSON object a check on standard output: name, node, before, after, ok.
     #[arg(long)]
     json: bool,
+    /// Instead, replace three old servers by new ones in turn, under load, with and without mvp.
+    #[arg(long, conflicts_with = "keep")]
+    rolling: bool,
     /// Leave the control plane up, and say how to use it with kubectl.
     #[arg(long)]
     keep: bool,
@@ -54,7 +63,7 @@ pub(crate) struct Options {
     /// The etcd of real kube-apiservers.
     #[arg(long, value_name = "PATH", conflicts_with = "etcd_wrapper")]
     etcd: Option<PathBuf>,
-    /// The same, called as: PATH DATADIR CLIENT_URL PEER_URL.
+    /// The same, called as: `PATH DATADIR CLIENT_URL PEER_URL`.
     #[arg(long, value_name = "PATH")]
     etcd_wrapper: Option<PathBuf>,
     /// Use an optimised build of mvp.
@@ -86,21 +95,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.down {
         return crate::lab::Lab::new("mvp-demo").map(drop);
     }
-    let (servers, versions) = servers(options)?;
-    let mvp = build(options, &servers)?;
+    let chosen = choose(options)?;
+    let mvp = build(options, &chosen.servers)?;
     let directory = tempfile::Builder::new()
         .prefix("mvp-demo-")
         .tempdir()?
         .keep();
-    let report = Report::new(options.json);
-    report.doing(&format!(
-        "three nodes with {} servers: {}",
-        servers.kind(),
-        versions.join(", ")
-    ));
-    let versions: Vec<&str> = versions.iter().map(String::as_str).collect();
-    let cluster = Cluster::new(&directory, &mvp, servers, &versions)?;
-    let outcome = drive(cluster, report, options.keep);
+    let outcome = if options.rolling {
+        rolling(options, &chosen, &mvp, &directory)
+    } else {
+        mixed(options, &chosen, &mvp, &directory)
+    };
     match &outcome {
         Ok(true) if !options.keep => std::fs::remove_dir_all(&directory)?,
         _ => eprintln!("logs and files: {}", directory.display()),
@@ -108,57 +113,107 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if outcome? {
         Ok(())
     } else {
-        Err(anyhow!("not every check holds"))
+        bail!("not every check holds")
     }
+}
+
+/// The table of requests; whether every check holds.
+fn mixed(options: &Options, chosen: &Chosen, mvp: &Path, directory: &Path) -> Result<bool> {
+    let (report, keep) = (Report::new(options.json), options.keep);
+    let versions = [&chosen.old, &chosen.old, &chosen.new].map(String::as_str);
+    report.doing(&format!(
+        "three nodes, {} servers: {}",
+        chosen.servers.kind(),
+        versions.join(", ")
+    ));
+    let cluster = Cluster::new(directory, mvp, chosen.servers.clone(), &versions)?;
+    outside(&cluster.outside.clone(), move || {
+        conduct(cluster, report, keep)
+    })
+}
+
+/// The rolling upgrade, several ways; whether what is promised holds.
+fn rolling(options: &Options, chosen: &Chosen, mvp: &Path, directory: &Path) -> Result<bool> {
+    let versions = [chosen.old.as_str(); 3];
+    let mut rows = Vec::new();
+    let mut holds = true;
+    for (number, way) in rolling::WAYS.into_iter().enumerate() {
+        let directory = directory.join(number.to_string());
+        std::fs::create_dir(&directory)?;
+        let cluster = Cluster::new(&directory, mvp, chosen.servers.clone(), &versions)?;
+        let (report, new) = (Report::new(options.json), chosen.new.clone());
+        let row = outside(&cluster.outside.clone(), move || async move {
+            let mut cluster = cluster;
+            let row = unless_stopped(rolling::play(&mut cluster, &report, way, &new)).await;
+            report.finish();
+            row
+        })?;
+        holds &= row.holds() || !way.promised;
+        if options.json {
+            rolling::print(&row)?;
+        }
+        rows.push(row);
+    }
+    eprintln!("\n{}", rolling::table(&rows));
+    Ok(holds)
 }
 
 /// One demo at a time: they share the names of their namespaces.
 fn lock() -> Result<File> {
     let path = "/run/mvp-demo.lock";
     let file = File::create(path).context(path)?;
-    file.try_lock().context("another demo is running")?;
+    if file.try_lock().is_err() {
+        eprintln!("waiting for another demo to end");
+        file.lock().context(path)?;
+    }
     Ok(file)
 }
 
-/// Which servers, and the version of each node's.
-fn servers(options: &Options) -> Result<(Servers, Vec<String>)> {
+/// Which servers, and the two versions.
+#[derive(Debug)]
+struct Chosen {
+    servers: Servers,
+    old: String,
+    new: String,
+}
+
+fn choose(options: &Options) -> Result<Chosen> {
     if options.kube_apiserver.is_empty() {
         if options.etcd.is_some() || options.etcd_wrapper.is_some() {
             bail!("--etcd is for real servers: --kube-apiserver VERSION=PATH");
         }
-        let path = root().join("target/debug/standin-apiserver");
-        return Ok((
-            Servers::StandIn(path),
-            ["v1.34", "v1.34", "v1.36"].map(str::to_owned).to_vec(),
-        ));
+        let servers = Servers::StandIn(root().join("target/debug/standin-apiserver"));
+        return Ok(Chosen {
+            servers,
+            old: "v1.34".to_owned(),
+            new: "v1.36".to_owned(),
+        });
     }
     let binaries: BTreeMap<String, PathBuf> = options.kube_apiserver.iter().cloned().collect();
     let mut known: Vec<String> = binaries.keys().cloned().collect();
     known.sort_by_key(|version| {
-        version
-            .trim_start_matches('v')
-            .split('.')
+        let parts = version.trim_start_matches('v').split('.');
+        parts
             .map(|part| part.parse().unwrap_or(0))
             .collect::<Vec<u32>>()
     });
-    let (Some(old), Some(new), true) = (known.first(), known.last(), known.len() == 2) else {
-        bail!(
-            "real servers: two versions are needed, an old one and a new one (--kube-apiserver twice)"
-        );
+    let [old, new] = <[String; 2]>::try_from(known).map_err(|known| {
+        anyhow!("real servers: --kube-apiserver is needed twice, for an old version and a new one, not {known:?}")
+    })?;
+    let full = |path: &Path| {
+        path.canonicalize()
+            .with_context(|| path.display().to_string())
     };
     let etcd = match (&options.etcd, &options.etcd_wrapper) {
-        (Some(path), _) => Etcd::Plain(
-            path.canonicalize()
-                .with_context(|| path.display().to_string())?,
-        ),
-        (_, Some(path)) => Etcd::Wrapper(
-            path.canonicalize()
-                .with_context(|| path.display().to_string())?,
-        ),
+        (Some(path), _) => Etcd::Plain(full(path)?),
+        (_, Some(path)) => Etcd::Wrapper(full(path)?),
         _ => bail!("real servers need --etcd PATH or --etcd-wrapper PATH"),
     };
-    let versions = vec![old.clone(), old.clone(), new.clone()];
-    Ok((Servers::Real { binaries, etcd }, versions))
+    Ok(Chosen {
+        servers: Servers::Real { binaries, etcd },
+        old,
+        new,
+    })
 }
 
 /// Builds what is to be shown; says so on standard error only.
@@ -189,31 +244,49 @@ fn build(options: &Options, servers: &Servers) -> Result<PathBuf> {
     Ok(root().join("target").join(profile).join("mvp"))
 }
 
-/// Runs the demo on a thread that lives where the clients are.
-fn drive(cluster: Cluster, report: Report, keep: bool) -> Result<bool> {
-    let outside = cluster.outside.clone();
+/// Runs something on a thread that lives where the clients are.
+fn outside<T: Send + 'static, F: Future<Output = Result<T>>>(
+    host: &Host,
+    what: impl FnOnce() -> F + Send + 'static,
+) -> Result<T> {
+    let host = host.clone();
     let driver = thread::Builder::new()
         .name("clients".to_owned())
         .spawn(move || {
-            outside.enter()?;
+            host.enter()?;
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()?;
-            runtime.block_on(LocalSet::new().run_until(conduct(cluster, report, keep)))
+            runtime.block_on(LocalSet::new().run_until(what()))
         })?;
     driver
         .join()
         .unwrap_or_else(|_| bail!("the driver panicked"))
 }
 
-async fn conduct(mut cluster: Cluster, mut report: Report, keep: bool) -> Result<bool> {
+/// Ctrl-C and SIGTERM end it like an error, so that everything is taken down.
+async fn unless_stopped<T>(what: impl Future<Output = Result<T>>) -> Result<T> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let outcome = tokio::select! {
-        outcome = play(&mut cluster, &mut report, keep) => outcome,
+    tokio::select! {
+        outcome = what => outcome,
         _ = terminate.recv() => Err(anyhow!("terminated")),
         _ = interrupt.recv() => Err(anyhow!("interrupted")),
-    };
+    }
+}
+
+async fn conduct(mut cluster: Cluster, mut report: Report, keep: bool) -> Result<bool> {
+    let outcome = Box::pin(unless_stopped(play(&mut cluster, &mut report, keep))).await;
+    if let Err(error) = &outcome {
+        let line = Line {
+            name: "the demo itself".to_owned(),
+            node: "all".to_owned(),
+            before: String::new(),
+            after: format!("{error:#}"),
+            ok: false,
+        };
+        report.add(line)?;
+    }
     report.finish();
     let (checks, failed) = report.totals();
     let columns: Vec<_> = cluster

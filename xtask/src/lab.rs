@@ -46,7 +46,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Adds a host with the address 10.88.0.`octet` (and fd88::`octet`) and a loopback.
+    /// Adds a host with the address `10.88.0.octet` (and `fd88::octet`) and a loopback.
     pub(crate) fn host(&mut self, name: &str, octet: u8) -> Result<Host> {
         let host = Host {
             name: name.to_owned(),

@@ -28,9 +28,10 @@ use crate::lab::{Host, Lab};
 /// Where every kube-apiserver listens.
 pub(crate) const PORT: u16 = 6443;
 /// How long a server may take until it is ready; a real one on a busy machine takes its time.
-const READY_WITHIN: Duration = Duration::from_secs(120);
-/// How long a server may take to leave after SIGTERM.
-const LEAVE_WITHIN: Duration = Duration::from_secs(75);
+const READY_WITHIN: Duration = Duration::from_mins(2);
+/// How long a server may take to leave after SIGTERM; a kubelet waits as long before it kills
+/// (`terminationGracePeriodSeconds`). Watches of clients keep a real server for up to a minute.
+const LEAVE_WITHIN: Duration = Duration::from_secs(30);
 
 /// The whole control plane. Dropped: everything is ended, then the namespaces go.
 #[derive(Debug)]
@@ -188,6 +189,11 @@ impl Cluster {
         Client::new(&self.pki.ca.certificate.der, who, true)
     }
 
+    /// Where files and logs are.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// The servers' kind.
     pub(crate) fn servers(&self) -> &Servers {
         &self.servers
@@ -231,12 +237,14 @@ impl Cluster {
         }
     }
 
-    /// SIGTERM to a node's server, and waits until it has left.
-    pub(crate) async fn stop_server(&mut self, node: usize) -> Result<()> {
-        let node = &mut self.nodes[node];
+    /// SIGTERM to a node's server, and waits until it has left; kill -9 if that takes longer than a kubelet waits.
+    pub(crate) async fn stop_server(&mut self, at: usize) -> Result<()> {
+        let node = &mut self.nodes[at];
         let server = node.server.as_mut().context("no server runs there")?;
         server.signal(Signal::SIGTERM)?;
-        server.ended(LEAVE_WITHIN).await?;
+        if server.ended(LEAVE_WITHIN).await.is_err() {
+            return self.kill_server(at);
+        }
         node.server = None;
         Ok(())
     }
@@ -341,18 +349,23 @@ impl Cluster {
 
     /// Waits until the mvps of all nodes steer and have read every server.
     pub(crate) async fn settled(&mut self) -> Result<()> {
-        let until = Instant::now() + Duration::from_secs(60);
+        self.settled_as(Some("on")).await
+    }
+
+    /// The same, with steering as it is said here, if it matters.
+    pub(crate) async fn settled_as(&mut self, steering: Option<&str>) -> Result<()> {
+        let until = Instant::now() + Duration::from_mins(1);
         for node in 0..self.nodes.len() {
             loop {
                 self.nodes[node].check()?;
                 let status = self.mvp_status(node).await;
-                if matches!(&status, Ok(status) if self.knows_all(status)) {
+                if matches!(&status, Ok(status) if self.knows_all(status, steering)) {
                     break;
                 }
                 if Instant::now() > until {
                     let seen = status.unwrap_or_else(|error| json!(format!("{error:#}")));
                     bail!(
-                        "mvp on {} does not steer: {seen:#}",
+                        "mvp on {} does not know all servers, or does not steer as wanted: {seen:#}",
                         self.nodes[node].name()
                     );
                 }
@@ -362,7 +375,7 @@ impl Cluster {
         Ok(())
     }
 
-    fn knows_all(&self, status: &Value) -> bool {
+    fn knows_all(&self, status: &Value, steering: Option<&str>) -> bool {
         let servers = status["servers"]
             .as_array()
             .map(Vec::as_slice)
@@ -373,7 +386,7 @@ impl Cluster {
                 && server["proof"] == "proven"
                 && server["catalogue"] == "fresh"
         };
-        status["steering"]["state"] == "on"
+        steering.is_none_or(|steering| status["steering"]["state"] == steering)
             && servers.iter().filter(known).count() == self.nodes.len()
     }
 
@@ -403,21 +416,21 @@ impl Cluster {
 
     /// How a person goes on with what was kept.
     pub(crate) fn instructions(&self) -> String {
-        let mut text = String::from("The control plane stays up. Through each node:\n");
-        for node in &self.nodes {
-            text.push_str(&format!(
-                "  {} kubectl --kubeconfig {} api-resources   # {}, {}\n",
-                self.outside.prefix(),
-                node.kubeconfig().display(),
-                node.name(),
-                node.version
-            ));
-        }
-        text.push_str(&format!(
-            "Ask an mvp: {} status --control-socket {}\nRemove everything: cargo xtask demo --down",
+        let each = self.nodes.iter().map(|node| {
+            let (prefix, name, version) = (self.outside.prefix(), node.name(), &node.version);
+            let kubeconfig = node.kubeconfig();
+            let kubeconfig = kubeconfig.display();
+            format!(
+                "  {prefix} kubectl --kubeconfig {kubeconfig} api-resources   # {name}, {version}\n"
+            )
+        });
+        format!(
+            "The control plane stays up. Through each node:\n{}\
+             Ask an mvp: {} status --control-socket {}\n\
+             Remove everything: cargo xtask demo --down",
+            each.collect::<Vec<_>>().concat(),
             self.mvp.display(),
             self.nodes[0].socket().display()
-        ));
-        text
+        )
     }
 }

@@ -63,7 +63,7 @@ impl Outcome {
         } else if of_kind(io::ErrorKind::TimedOut)
             || error
                 .chain()
-                .any(|cause| cause.is::<tokio::time::error::Elapsed>())
+                .any(<dyn std::error::Error>::is::<tokio::time::error::Elapsed>)
         {
             Self::Late
         } else {
@@ -111,9 +111,11 @@ pub(crate) async fn who_am_i(client: &Client, to: SocketAddr) -> Result<(u16, Va
     Ok((answer.status.as_u16(), what.clone()))
 }
 
+/// Aggregated discovery as JSON.
+pub(crate) const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
 /// Everything that a node's aggregated discovery lists: one entry a resource, subresource and verb.
 pub(crate) async fn discovery(client: &Client, to: SocketAddr) -> Result<BTreeSet<String>> {
-    const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
     let mut all = BTreeSet::new();
     for path in ["/api", "/apis"] {
         let answer = client

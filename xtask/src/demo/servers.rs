@@ -31,7 +31,7 @@ const ROBOT: &str = "token-of-the-robot";
 const MVP: &str = "token-of-mvp";
 
 /// Which servers, and what they are started with.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Servers {
     /// The binary `standin-apiserver`.
     StandIn(PathBuf),
