@@ -7,7 +7,7 @@ use tokio::io::AsyncReadExt as _;
 
 use super::Cluster;
 use crate::standin::{
-    Limits, Protocols, User,
+    Action, Fault, Limits, On, Protocols, User,
     client::{Client, finish},
 };
 
@@ -350,4 +350,88 @@ async fn a_certificate_can_be_changed_for_new_connections() {
             .status,
         200
     );
+}
+
+#[tokio::test]
+async fn a_wildcard_of_ipv6_takes_ipv4_clients_too_and_knows_them_as_such() {
+    let cluster = Cluster::with(|builder| builder.bind("[::]:0".parse().unwrap())).await;
+    let port = cluster.server.address().port();
+    for address in ["127.0.0.1", "::1"] {
+        let target = std::net::SocketAddr::new(address.parse().unwrap(), port);
+        assert_eq!(
+            cluster.admin.get(target, "/version").await.unwrap().status,
+            200,
+            "{address}"
+        );
+        assert_eq!(
+            cluster
+                .server
+                .requests()
+                .pop()
+                .unwrap()
+                .client
+                .ip()
+                .to_string(),
+            address
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_asks_itself_is_ready_only_while_it_gets_its_own_answer() {
+    let cluster = Cluster::with(|builder| builder.loopback_client(true)).await;
+    let (answers, failures) = cluster.server.loopback_counts();
+    assert!(answers >= 1 && failures == 0, "{answers} {failures}");
+    let seen = cluster.server.connections();
+    assert_eq!(
+        seen[0].server_name.as_deref(),
+        Some("apiserver-loopback-client")
+    );
+    let answer = Action::Answer {
+        code: 500,
+        headers: vec![],
+        body: String::new(),
+    };
+    cluster.server.fault(Fault {
+        on: On::path("/livez"),
+        action: answer,
+        times: None,
+    });
+    tokio::time::timeout(Duration::from_secs(5), async {
+        while cluster.get("/readyz").await.status == 200 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await
+    .expect("/readyz turns red");
+}
+
+#[tokio::test]
+async fn a_frozen_server_does_not_notice_new_custom_resources() {
+    let cluster = Cluster::new().await;
+    cluster.server.freeze_custom_resources(true);
+    let definition = serde_json::json!({
+        "kind": "CustomResourceDefinition", "apiVersion": "apiextensions.k8s.io/v1", "metadata": {"name": "foos.example.com"},
+        "spec": {
+            "group": "example.com", "scope": "Cluster", "names": {"plural": "foos", "kind": "Foo"},
+            "versions": [{"name": "v1", "served": true, "storage": true}],
+        },
+    });
+    cluster
+        .send(
+            "POST",
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+            &definition,
+        )
+        .await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(cluster.get("/apis/example.com/v1/foos").await.status, 404);
+    cluster.server.freeze_custom_resources(false);
+    tokio::time::timeout(Duration::from_secs(5), async {
+        while cluster.get("/apis/example.com/v1/foos").await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .expect("it is served once the server has noticed");
 }
