@@ -150,10 +150,12 @@ pub const MODE_ON: u32 = 1;
 /// [`Settings::mode`]: mvp has no room, nothing is steered (design: reason "full").
 pub const MODE_FULL: u32 = 2;
 
-/// [`Settings::tries`]: the exempt tries hold something.
+/// [`Settings::used`]: the exempt tries hold something.
 pub const HAS_EXEMPT: u32 = 1;
-/// [`Settings::tries`]: the canary tries hold something, so only those sources are steered.
+/// [`Settings::used`]: the canary tries hold something, so only those sources are steered.
 pub const HAS_CANARY: u32 = 2;
+/// [`Settings::used`]: an exact tuple was exempted since the start.
+pub const HAS_TUPLES: u32 = 4;
 
 /// What user space tells the program; read once per new connection to a steered key.
 #[repr(C)]
@@ -169,8 +171,8 @@ pub struct Settings {
     pub percent: u32,
     /// Heartbeat slots to look at: the highest one ever used, plus one.
     pub slots: u32,
-    /// [`HAS_EXEMPT`] | [`HAS_CANARY`]: saves the look-ups in empty tries.
-    pub tries: u32,
+    /// [`HAS_EXEMPT`] | [`HAS_CANARY`] | [`HAS_TUPLES`]: saves look-ups in empty maps.
+    pub used: u32,
     /// Keeps the size free of holes.
     pub pad: u32,
 }

@@ -21,7 +21,7 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::debug;
 use mvp_ebpf::{
-    AF_INET, AF_INET6, HAS_CANARY, HAS_EXEMPT, LISTENER_V4, LISTENER_V6, MAX_CIDRS,
+    AF_INET, AF_INET6, HAS_CANARY, HAS_EXEMPT, HAS_TUPLES, LISTENER_V4, LISTENER_V6, MAX_CIDRS,
     MAX_EXEMPT_TUPLES, MAX_KEYS, MAX_PORTS, MAX_SLOTS, MODE_FULL, MODE_ON, Outcome, Port, SPECIFIC,
     STEER, Settings, SteerKey, share,
 };
@@ -104,17 +104,20 @@ fn decide(ctx: &SkLookupContext, connection: &Connection) -> Outcome {
     if remote.family == AF_INET && remote.addr[0] == settings.exempt_source {
         return Outcome::ExemptSource;
     }
-    if remote.family == AF_INET6 && ctx::announced(&EXEMPT_TUPLES, remote) {
+    if settings.used & HAS_TUPLES != 0
+        && remote.family == AF_INET6
+        && ctx::announced(&EXEMPT_TUPLES, remote)
+    {
         return Outcome::ExemptTuple;
     }
-    if settings.tries & HAS_EXEMPT != 0 && within(&EXEMPT_V4, &EXEMPT_V6, remote) {
+    if settings.used & HAS_EXEMPT != 0 && within(&EXEMPT_V4, &EXEMPT_V6, remote) {
         return Outcome::ExemptCidr;
     }
     // The dead man's switch: a stopped, wedged or starved mvp stops getting connections.
     if !fresh(settings) {
         return Outcome::Stale;
     }
-    if settings.tries & HAS_CANARY != 0 && !within(&CANARY_V4, &CANARY_V6, remote) {
+    if settings.used & HAS_CANARY != 0 && !within(&CANARY_V4, &CANARY_V6, remote) {
         return Outcome::NotChosen;
     }
     if settings.percent < 100 && share(&remote.addr) >= settings.percent {

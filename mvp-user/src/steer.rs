@@ -37,8 +37,8 @@ use aya::{
     programs::{ProgramInfo, SkLookup, links::Link as _, sk_lookup::SkLookupLink},
 };
 use mvp_ebpf::{
-    HAS_CANARY, HAS_EXEMPT, LISTENER_V4, LISTENER_V6, MODE_FULL, MODE_OFF, MODE_ON, Outcome, PASS,
-    PROGRAM, Port, SPECIFIC, STEER, Settings, SteerKey, maps,
+    HAS_CANARY, HAS_EXEMPT, HAS_TUPLES, LISTENER_V4, LISTENER_V6, MODE_FULL, MODE_OFF, MODE_ON,
+    Outcome, PASS, PROGRAM, Port, SPECIFIC, STEER, Settings, SteerKey, maps,
 };
 
 pub use self::{error::SteerError, heartbeat::Heartbeat};
@@ -165,7 +165,7 @@ impl Steering {
             mode: MODE_OFF,
             percent: u32::from(options.percent.min(100)),
             slots: 0,
-            tries: 0,
+            used: 0,
             pad: 0,
         };
         let mut inner = Inner {
@@ -268,10 +268,16 @@ impl Steering {
     /// Exempts one connection of mvp's own by its exact IPv6 source; to be called between bind
     /// and connect. The oldest of 4096 such entries gives way to new ones.
     pub fn exempt_tuple(&self, source: SocketAddr) -> Result<(), SteerError> {
-        self.lock()
+        let mut inner = self.lock();
+        inner
             .tuples
             .insert(key(source), 1, 0)
-            .map_err(in_map(maps::EXEMPT_TUPLES))
+            .map_err(in_map(maps::EXEMPT_TUPLES))?;
+        if inner.settings.used & HAS_TUPLES == 0 {
+            inner.settings.used |= HAS_TUPLES;
+            inner.write_settings()?;
+        }
+        Ok(())
     }
 
     /// Takes back [`Self::exempt_tuple`], so that a later user of the same port is not exempt.
@@ -428,9 +434,9 @@ impl Inner {
         };
         tries.replace(cidrs)?;
         if cidrs.is_empty() {
-            self.settings.tries &= !flag;
+            self.settings.used &= !flag;
         } else {
-            self.settings.tries |= flag;
+            self.settings.used |= flag;
         }
         Ok(())
     }
