@@ -16,7 +16,7 @@ use crate::{
     health::Prober,
     identity::{self, Caller},
     reply::{Refusal, Side},
-    request_info::RequestInfo,
+    request_info::{Class, RequestInfo},
     route::Outcome,
     table::{Health, Proof, Server, Table},
     upstream::{Cause, Lane, Pool, SendError},
@@ -275,6 +275,11 @@ impl Forward {
                 }
             };
             answer = whole;
+            // kube-openapi's 404 has no body at all; elsewhere that may be a backend's own.
+            let meaning = match info.class() {
+                Class::OpenApi(_) if status == StatusCode::NOT_FOUND => Meaning::Unknown,
+                _ => meaning,
+            };
             match meaning {
                 Meaning::Answer => {}
                 Meaning::Unknown => {

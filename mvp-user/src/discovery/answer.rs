@@ -151,16 +151,11 @@ impl Authorised {
         ] {
             self.parts.headers.remove(name);
         }
-        let body = format!("<a href=\"{location}\">Moved Permanently</a>.\n\n");
         let headers = &mut self.parts.headers;
         headers.insert(header::LOCATION, to);
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("text/html; charset=utf-8"),
-        );
-        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(0));
         self.parts.status = StatusCode::MOVED_PERMANENTLY;
-        Response::from_parts(self.parts, Body::full(body))
+        Response::from_parts(self.parts, Body::Empty)
     }
 
     /// The server's headers around the completed document.
