@@ -34,7 +34,7 @@ use tokio::{
 use crate::{
     lab::Host,
     setup,
-    sh::{cargo, exec, root},
+    sh::{cargo, exec, target},
 };
 use cluster::{ALWAYS, Cluster};
 use failures::Going;
@@ -182,7 +182,7 @@ fn choose(options: &Options) -> Result<Chosen> {
         if options.etcd.is_some() || options.etcd_wrapper.is_some() {
             bail!("--etcd is for real servers: --kube-apiserver VERSION=PATH");
         }
-        let servers = Servers::StandIn(root().join("target/debug/standin-apiserver"));
+        let servers = Servers::StandIn(target().join("debug/standin-apiserver"));
         return Ok(Chosen {
             servers,
             old: "v1.34".to_owned(),
@@ -241,7 +241,7 @@ fn build(options: &Options, servers: &Servers) -> Result<PathBuf> {
     }
     exec(&mut mvp)?;
     let profile = if options.release { "release" } else { "debug" };
-    Ok(root().join("target").join(profile).join("mvp"))
+    Ok(target().join(profile).join("mvp"))
 }
 
 /// Runs something on a thread that lives where the clients are.
