@@ -33,7 +33,7 @@ pub(crate) struct Options {
 enum Tier {
     /// Unit and property tests of all crates.
     Unit,
-    /// The integration binary, over loopback.
+    /// The integration binaries, over loopback.
     It,
     /// Kernel tests in network namespaces; root, or sudo.
     Kernel,
@@ -74,7 +74,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if wants(Tier::It) {
         println!("== integration tests");
         let mut command = cargo();
-        command.args(["test", "--package", "mvp-user", "--test", "it"]);
+        command.args(["test", "--workspace", "--no-fail-fast"]);
+        command.args(["--test", "it", "--test", "allocations", "--test", "process"]);
         totals.add(count(&mut command, &options.arguments)?);
     }
     if wants(Tier::Kernel) {
@@ -94,7 +95,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// A skipped kernel test must not look like a passed one, so skipping is forbidden here.
 fn kernel() -> Command {
     let mut command = cargo();
-    command.args(["test", "--package", "mvp-user", "--test", "kernel"]);
+    // `--workspace` throughout: with the same packages selected, dependencies are built once.
+    command.args(["test", "--workspace", "--test", "kernel"]);
     command.env("MVP_KERNEL_TESTS", "require");
     if !nix::unistd::geteuid().is_root() {
         let target = format!(
