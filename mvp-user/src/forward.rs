@@ -256,6 +256,10 @@ impl Forward {
         mut answer: Response<Body>,
     ) -> Attempt {
         let status = answer.status();
+        if status.is_informational() {
+            // Nobody asked to switch protocols.
+            return Attempt::Refused(Refusal::UpgradeFailed);
+        }
         if status == StatusCode::UNAUTHORIZED
             && outbound.forwards_identity
             && self.prober.probe_now(server).await == Proof::Refused

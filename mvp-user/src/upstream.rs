@@ -219,7 +219,7 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         for lot in self.lots.get_mut() {
-            lot.retire();
+            lot.close();
         }
     }
 }

@@ -55,6 +55,8 @@ pub(super) struct Lot {
     opening: RefCell<Option<Opening>>,
     /// Called when the server ends a connection.
     ended: Rc<dyn Fn()>,
+    /// Whoever used it has left; a connection that is being opened still is not kept.
+    closed: Cell<bool>,
 }
 
 impl Lot {
@@ -78,6 +80,7 @@ impl Lot {
             http1_open: Arc::default(),
             opening: RefCell::default(),
             ended,
+            closed: Cell::new(false),
         })
     }
 
@@ -91,6 +94,12 @@ impl Lot {
             link.retire();
         }
         self.idle.take();
+    }
+
+    /// As [`Self::retire`], for good.
+    pub(super) fn close(&self) {
+        self.closed.set(true);
+        self.retire();
     }
 
     /// Forgets what is closed or unused for long; whether nothing is left.
@@ -197,6 +206,9 @@ impl Lot {
                     address,
                     source: error.into(),
                 })?;
+            if self.closed.get() {
+                link.retire();
+            }
             self.links.borrow_mut().push(link);
         } else {
             let connection =

@@ -1,6 +1,7 @@
 //! Integration tests over loopback: the whole data path in this process, real TLS, servers that are fakes or stand-ins.
 
 mod client;
+mod connections;
 mod failover;
 mod fake;
 mod forwarding;

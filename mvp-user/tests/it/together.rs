@@ -307,11 +307,13 @@ async fn mvp_s_own_rejection_is_never_the_client_s_401() {
     // Both servers trust another front-proxy CA from now on: mvp's certificate is worth nothing to them.
     let other = ClusterPki::new().unwrap();
     for server in [&old, &new] {
-        server.set_authentication(|authentication| {
-            if let Some(proxy) = &mut authentication.request_header {
-                proxy.ca = vec![other.front_proxy_ca.certificate.der.clone()];
-            }
-        });
+        server
+            .set_authentication(|authentication| {
+                if let Some(proxy) = &mut authentication.request_header {
+                    proxy.ca = vec![other.front_proxy_ca.certificate.der.clone()];
+                }
+            })
+            .unwrap();
     }
     let mut statuses = Vec::new();
     for _ in 0..20 {
