@@ -157,8 +157,8 @@ impl Thread {
         self.shared.metrics.tunnels.inc();
         let end = tunnel::join(client, upstream, &tally).await;
         self.shared.metrics.tunnels.dec();
-        let (up, down) = (tally.up.get(), tally.down.get());
-        self.shared.metrics.tunnelled(up, down);
+        self.shared.metrics.tunnelled(&tally);
+        let (up, down) = (tally.up.total(), tally.down.total());
         match end {
             Ok(()) => tracing::debug!(up, down, "Tunnel ended"),
             Err(error) => tracing::debug!(up, down, %error, "Tunnel broke"),

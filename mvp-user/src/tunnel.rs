@@ -1,9 +1,10 @@
 //! Door 3: two connections joined byte for byte, each direction ending on its own.
 //!
-//! A [`Half`] is a socket and what was already read from it; [`join`] moves the bytes and counts them. Used for upgrades
-//! and for raw connections. Not for deciding what becomes a tunnel.
+//! A [`Half`] is a socket and what was already read from it; [`join`] moves the bytes and counts them: two plain sockets
+//! inside the kernel (`splice`), TLS by one copy. Used for upgrades and for raw connections. Not for deciding what becomes
+//! a tunnel.
 
-use std::{cell::Cell, io};
+use std::io;
 
 use bytes::Bytes;
 use hyper::upgrade::Upgraded;
@@ -13,6 +14,8 @@ use tokio::{
     net::TcpStream,
 };
 use tokio_rustls::{client, server};
+
+use crate::splice::{self, Count, Way};
 
 /// What is moved at a time in user space.
 const BUFFER: usize = 16 * 1024;
@@ -41,9 +44,9 @@ pub enum Io {
 #[derive(Debug, Default)]
 pub struct Tally {
     /// From the client to the upstream.
-    pub up: Cell<u64>,
+    pub up: Count,
     /// From the upstream to the client.
-    pub down: Cell<u64>,
+    pub down: Count,
 }
 
 impl Half {
@@ -83,7 +86,15 @@ impl Half {
 pub async fn join(client: Half, upstream: Half, tally: &Tally) -> io::Result<()> {
     match (client.io, upstream.io) {
         (Io::Plain(client_io), Io::Plain(upstream_io)) => {
-            copy(client_io, client.early, upstream_io, upstream.early, tally).await
+            let client = splice::End {
+                stream: client_io,
+                early: client.early,
+            };
+            let upstream = splice::End {
+                stream: upstream_io,
+                early: upstream.early,
+            };
+            splice::join(client, upstream, &tally.up, &tally.down, Way::Spliced).await
         }
         (Io::Plain(client_io), Io::Upstream(upstream_io)) => {
             copy(client_io, client.early, *upstream_io, upstream.early, tally).await
@@ -130,12 +141,12 @@ async fn one_way<R: AsyncRead, W: AsyncWrite>(
     mut from: ReadHalf<R>,
     early: Bytes,
     mut to: WriteHalf<W>,
-    count: &Cell<u64>,
+    count: &Count,
 ) -> io::Result<()> {
     if !early.is_empty() {
         to.write_all(&early).await?;
         to.flush().await?;
-        count.set(count.get() + early.len() as u64);
+        count.add(Way::Copied, early.len());
     }
     drop(early);
     let mut buffer = vec![0; BUFFER];
@@ -150,6 +161,6 @@ async fn one_way<R: AsyncRead, W: AsyncWrite>(
         }
         to.write_all(buffer.get(..read).unwrap_or_default()).await?;
         to.flush().await?;
-        count.set(count.get() + read as u64);
+        count.add(Way::Copied, read);
     }
 }

@@ -1,7 +1,5 @@
 //! What `serve` counts.
 
-use std::sync::atomic::AtomicU64;
-
 use http::StatusCode;
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -17,6 +15,7 @@ use crate::{
     request_info::RequestInfo,
     route::Outcome,
     table::Server,
+    tunnel::Tally,
 };
 
 /// All counts of this room; shared by the threads. What is counted at every request needs no look-up.
@@ -33,8 +32,8 @@ pub struct Metrics {
     raw: Family<RawLabels, Counter>,
     /// Tunnels that are open now: upgrades and raw connections.
     pub(super) tunnels: Gauge,
-    bytes_up: Counter<u64, AtomicU64>,
-    bytes_down: Counter<u64, AtomicU64>,
+    bytes_up: Family<WayLabels, Counter>,
+    bytes_down: Family<WayLabels, Counter>,
 }
 
 /// Answers by the first digit of their status: counters of one family.
@@ -82,6 +81,12 @@ struct RawLabels {
     result: &'static str,
 }
 
+/// `spliced`: inside the kernel; `copied`: through memory of this process.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct WayLabels {
+    way: &'static str,
+}
+
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 impl Default for Metrics {
@@ -105,8 +110,8 @@ impl Default for Metrics {
             again: Counter::default(),
             raw: Family::default(),
             tunnels: Gauge::default(),
-            bytes_up: Counter::default(),
-            bytes_down: Counter::default(),
+            bytes_up: Family::default(),
+            bytes_down: Family::default(),
         }
     }
 }
@@ -248,8 +253,11 @@ impl Metrics {
             .inc();
     }
 
-    pub(super) fn tunnelled(&self, up: u64, down: u64) {
-        self.bytes_up.inc_by(up);
-        self.bytes_down.inc_by(down);
+    pub(super) fn tunnelled(&self, tally: &Tally) {
+        for (family, count) in [(&self.bytes_up, &tally.up), (&self.bytes_down, &tally.down)] {
+            for (way, bytes) in [("spliced", &count.spliced), ("copied", &count.copied)] {
+                family.get_or_create(&WayLabels { way }).inc_by(bytes.get());
+            }
+        }
     }
 }
