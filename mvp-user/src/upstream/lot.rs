@@ -206,6 +206,13 @@ impl Lot {
                     address,
                     source: error.into(),
                 })?;
+            if !link.has_room() {
+                link.retire();
+                return Err(DialError::Protocol {
+                    address,
+                    source: "the server allows no streams".into(),
+                });
+            }
             if self.closed.get() {
                 link.retire();
             }

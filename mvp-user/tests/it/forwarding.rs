@@ -435,3 +435,58 @@ async fn large_headers_pass_and_too_large_ones_are_431() {
         );
     }
 }
+
+#[tokio::test]
+async fn a_verified_front_proxy_names_the_user_and_its_marker_keeps_the_request_at_local() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::named(&pki, Speaks::Both, "local").await;
+    let peer = Fake::named(&pki, Speaks::Both, "peer").await;
+    let peers: &[(std::net::SocketAddr, &[&str])] = &[(peer.address(), &["batch/v1/jobs"])];
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), peers).await;
+    let proxy = crate::plane::with_certificate(&pki, &pki.front_proxy_client().unwrap(), true);
+    let named = [
+        ("x-remote-user", "jane"),
+        ("x-remote-group", "dev"),
+        ("x-remote-group", "ops"),
+        ("x-remote-uid", "7"),
+        ("x-remote-extra-a%2fb", "c"),
+        ("x-real-ip", "6.6.6.6"),
+    ];
+    let marked: Vec<_> = named
+        .iter()
+        .copied()
+        .chain([("x-kubernetes-peer-proxied", "true")])
+        .collect();
+    let jobs = "/apis/batch/v1/jobs";
+    for (headers, at) in [(&named[..], &peer), (&marked[..], &local)] {
+        let answer = proxy
+            .once_with(plane.address, "GET", jobs, headers, "")
+            .await
+            .unwrap();
+        assert_eq!(answer.status, 200);
+        let seen = at.seen().pop().unwrap();
+        assert!(seen.certificate);
+        assert_eq!(seen.header("x-remote-user"), ["jane"]);
+        assert_eq!(seen.header("x-remote-group"), ["dev", "ops"]);
+        assert_eq!(seen.header("x-remote-uid"), ["7"]);
+        assert_eq!(seen.header("x-remote-extra-a%2fb"), ["c"]);
+        assert_eq!(seen.header("x-real-ip"), [""; 0]);
+    }
+    assert_eq!((local.seen().len(), peer.seen().len()), (1, 1));
+    // A front-proxy certificate that names nobody is no user of the client CA: with a token the token counts, alone it is 401.
+    let answer = proxy.once(plane.address, "GET", jobs).await.unwrap();
+    assert_eq!(answer.status, 401);
+    let bearer = [
+        ("authorization", "Bearer t"),
+        ("x-kubernetes-peer-proxied", "true"),
+    ];
+    let answer = proxy
+        .once_with(plane.address, "GET", jobs, &bearer, "")
+        .await
+        .unwrap();
+    assert_eq!(answer.text(), "peer");
+    assert_eq!(
+        peer.seen().pop().unwrap().header("authorization"),
+        ["Bearer t"]
+    );
+}
