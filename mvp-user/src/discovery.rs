@@ -9,7 +9,7 @@ use std::sync::Arc;
 use http::{HeaderValue, Method, Request, Response, header};
 
 use crate::{
-    api::{GroupVersion, ServerId, discovery::Form},
+    api::{GroupVersion, ServerId, discovery::Form, wire::Encoding},
     body::Body,
     config::LocalDown,
     reply::Side,
@@ -132,7 +132,12 @@ impl Discovery {
             Document::Api | Document::Apis => negotiate::aggregated(headers),
             Document::Group(_) | Document::Version(_) | Document::OpenApi => Vec::new(),
         };
-        if wanted.first().is_some_and(|wanted| wanted.nopeer) {
+        // The best form is given; CBOR only by a server where it was turned on.
+        let given = wanted
+            .iter()
+            .find(|wanted| wanted.encoding != Encoding::Cbor)
+            .or_else(|| wanted.first());
+        if given.is_some_and(|given| given.nopeer) {
             return None;
         }
         let gzip = negotiate::takes_gzip(headers);
@@ -156,6 +161,7 @@ impl Discovery {
             };
             // Only if a 304 leaves no doubt about the representation: a server that is older than v2 takes the next form.
             if first.form == Form::V2
+                && first.encoding != Encoding::Cbor
                 && !pretty
                 && let Some((known, etag)) = self.aggregated.known(key, if_none_match.as_ref())
             {

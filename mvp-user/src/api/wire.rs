@@ -11,6 +11,9 @@ mod yaml;
 
 /// Bound on a discovery document, decompressed: 5,000 CRDs are about 3 MiB.
 pub const MAX_DOCUMENT: usize = 16 << 20;
+/// Bound on the objects in a JSON document: those of 5,000 CRDs are 50,000. An empty one takes 3 bytes on the wire and hundreds in
+/// memory.
+const MAX_OBJECTS: usize = 500_000;
 /// Magic of Kubernetes' protobuf envelope (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
 const MAGIC: &[u8] = b"k8s\0";
 /// Self-described CBOR, tag 55799 (RFC 8949, 3.4.6); kube-apiserver begins every CBOR object with it.
@@ -46,6 +49,9 @@ pub enum WireError {
     /// More than the bound.
     #[error("it is larger than {0} bytes")]
     TooLarge(usize),
+    /// More objects than the bound.
+    #[error("it has more than {0} objects")]
+    TooMany(usize),
     /// Compressed in another way than gzip.
     #[error("content encoding {0:?} is not known")]
     ContentEncoding(String),
@@ -139,6 +145,9 @@ pub(crate) fn decode<T: DeserializeOwned + Message + Default>(
     }
     match encoding {
         Encoding::Json | Encoding::PrettyJson => {
+            if memchr::memchr_iter(b'{', body).count() > MAX_OBJECTS {
+                return Err(WireError::TooMany(MAX_OBJECTS));
+            }
             let fail = |error: serde_json::Error| syntax("JSON")(error.to_string());
             Ok((
                 serde_json::from_slice(body).map_err(fail)?,

@@ -137,6 +137,9 @@ impl<'a> Clause<'a> {
     }
 
     fn wanted(&self) -> Option<Wanted> {
+        if self.quality <= 0.0 {
+            return None;
+        }
         let param = |name| {
             self.params
                 .iter()

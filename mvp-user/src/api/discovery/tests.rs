@@ -140,6 +140,8 @@ fn what_is_not_aggregated_discovery_is_an_error_that_says_so() {
     assert!(parse("application/yaml", b"a: [").contains("YAML"));
     assert!(parse("application/cbor", b"\xff").contains("CBOR"));
     assert!(parse("application/json", &vec![b' '; wire::MAX_DOCUMENT + 1]).contains("larger"));
+    let many = format!(r#"{{"items":[{}{{}}]}}"#, "{},".repeat(1_000_000));
+    assert!(parse("application/json", many.as_bytes()).contains("more than"));
     let bomb = "[".repeat(100_000);
     assert!(parse("application/json", bomb.as_bytes()).contains("JSON"));
     let pb = &recorded::answer("1.36", "apis__v2-proto").body;
@@ -195,4 +197,29 @@ fn compressed_bombs_are_bounded() {
         Err(WireError::ContentEncoding(_))
     ));
     assert_eq!(wire::decompress(None, b"x", 10), Ok(b"x".to_vec()));
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_bytes_make_the_parser_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300), cut in 0usize..9000, flip in 0usize..9000) {
+        use proptest::prelude::*;
+        for content_type in ["application/json", "application/yaml", "application/cbor", "application/vnd.kubernetes.protobuf"] {
+            let _any = GroupList::parse(content_type, &bytes);
+            let mut enveloped = b"k8s\0".to_vec();
+            enveloped.extend_from_slice(&bytes);
+            let _any = GroupList::parse(content_type, &enveloped);
+        }
+        thread_local! {
+            static GOOD: Vec<u8> = recorded::answer("1.36", "apis__v2-proto").body.to_vec();
+        }
+        let mut broken = GOOD.with(Clone::clone);
+        let place = flip % broken.len();
+        broken[place] ^= 0x55;
+        broken.truncate(cut.max(1));
+        if let Ok((form, list)) = GroupList::parse("application/vnd.kubernetes.protobuf", &broken) {
+            // Whatever was read can be written, and is then read the same.
+            let again = list.write(form, Encoding::Json).unwrap();
+            prop_assert_eq!(GroupList::parse("application/json", &again).unwrap().1, list);
+        }
+    }
 }

@@ -50,6 +50,7 @@ fn accept_headers_are_read_as_kube_apiserver_reads_them() {
         &[wanted(Encoding::Protobuf, Form::V2, false), json],
     );
     row(&format!("{V2};sv=v1"), &[]);
+    row(&format!("{V2};q=0"), &[]);
     row(
         ",,;;,=,/;q=x,application/json/x;as=APIGroupDiscoveryList",
         &[],
@@ -87,4 +88,19 @@ fn gzip_and_indentation_are_recognised() {
     map.insert(header::ACCEPT_ENCODING, "gzip;q=0".parse().unwrap());
     map.insert(header::USER_AGENT, "kubectl/v1.36".parse().unwrap());
     assert!(!takes_gzip(&map) && !is_pretty(&map, None) && is_pretty(&map, Some("pretty=1")));
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_accept_header_makes_the_reader_panic(accept in "[ -~]{0,120}", clauses in proptest::collection::vec("[;=,/*q a-z0-9.]{0,30}", 0..6)) {
+        for text in [accept, clauses.join(",application/json;as=APIGroupDiscoveryList;")] {
+            let map = headers(&text);
+            let _wanted = aggregated(&map);
+            let rewritten = without_peers(&map).unwrap();
+            let mut again = HeaderMap::new();
+            again.insert(header::ACCEPT, rewritten.clone());
+            // Asking for the own document twice is asking for it once.
+            proptest::prop_assert_eq!(without_peers(&again).unwrap(), rewritten);
+        }
+    }
 }

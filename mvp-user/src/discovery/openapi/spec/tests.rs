@@ -268,3 +268,19 @@ fn garbage_is_an_error_and_no_panic() {
             .is_ok()
     );
 }
+
+proptest::proptest! {
+    #[test]
+    fn no_bytes_make_the_taking_apart_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..400)) {
+        for format in [JSON2, JSON3, PROTO2, PROTO3] {
+            if let Ok(doc) = format.parse(&bytes) {
+                let written = format.write(&doc);
+                let again = format.parse(&written).unwrap();
+                proptest::prop_assert!(again.paths == doc.paths && again.definitions == doc.definitions);
+            }
+            let _any = format.references(&bytes);
+            let _any = format.operations(&bytes);
+            let _any = format.rewrite(&bytes, &|_| Some("#/x".to_owned()), true);
+        }
+    }
+}
