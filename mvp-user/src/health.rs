@@ -43,8 +43,8 @@ use vitals::{Decided, Seen, Vitals};
 const PULSE: Duration = Duration::from_millis(500);
 /// How often a peer that is up, or has been unwell for [`PATIENCE`], is probed: traffic tells more, and sooner.
 const PEER_PULSE: Duration = Duration::from_secs(2);
-/// How often a departed peer is probed: nothing is sent to it.
-const DEPARTED_PULSE: Duration = Duration::from_secs(5);
+/// How often a departed peer is probed: nothing is sent to it, but it may come back as another version.
+const DEPARTED_PULSE: Duration = Duration::from_secs(1);
 /// How long a peer that is not up is probed as often as local.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// A server that takes longer to shake hands is down (design 5.4); one that takes longer to answer is not ready.

@@ -255,7 +255,8 @@ pub fn decide(
 }
 
 /// The servers whose catalogue is too old to believe that nobody serves what was asked: read more than [`SURE`] before
-/// the 404 came. Servers that are not up cannot be asked, and the server that answered 404 needs not be.
+/// the 404 came. Servers that are down or stop cannot be asked, and the server that answered 404 needs not be. One that
+/// starts or is back may be another version than the one that is known: see [`must_be_sure`].
 pub fn to_refresh<'a>(
     members: &'a Members,
     table: &'a Table,
@@ -264,6 +265,12 @@ pub fn to_refresh<'a>(
     std::iter::once(&members.local)
         .chain(members.peers.iter())
         .filter(|server| candidates::is_doubtful(server, table, evidence))
+}
+
+/// Whether a 404 is unconfirmed when this server could not be read again. One that is not up, or has left, serves nobody
+/// until it can be read.
+pub fn must_be_sure(server: &Server) -> bool {
+    server.health() == Health::Up && server.membership() == Membership::Listed
 }
 
 /// How old a catalogue may be for its word to be final against a 404.

@@ -203,12 +203,12 @@ impl Thread {
                 .collect()
         };
         let after = Instant::now();
-        let reads = doubtful
-            .iter()
-            .map(|server| shared.learner.refresh(server, after));
-        timeout(REFRESH_WITHIN, futures_util::future::join_all(reads))
-            .await
-            .is_ok_and(|results| results.iter().all(Result::is_ok))
+        let reads = doubtful.iter().map(async |server| {
+            let read = timeout(REFRESH_WITHIN, shared.learner.refresh(server, after)).await;
+            matches!(read, Ok(Ok(()))) || !route::must_be_sure(server)
+        });
+        let all = futures_util::future::join_all(reads).await;
+        all.into_iter().all(|sure| sure)
     }
 }
 
@@ -262,8 +262,11 @@ impl Visit {
                 Attempt::Failed(outcome, said) => {
                     shared.metrics.failed(&ask.info, server, outcome);
                     evidence.add(server.id, outcome);
-                    // A server that shuts down says 429 at first: a word about itself, where ours is about the API.
-                    let said = said.filter(|said| said.status() == StatusCode::SERVICE_UNAVAILABLE);
+                    // A server that shuts down says 429 at first: a word about itself, which is the whole truth only if
+                    // it is alone. Where there are others, an API that nobody else serves is 503.
+                    let alone = shared.table.members().peers.is_empty();
+                    let said = said
+                        .filter(|said| alone || said.status() == StatusCode::SERVICE_UNAVAILABLE);
                     words = words.or(said);
                 }
                 Attempt::Again => shared.metrics.again(),

@@ -54,6 +54,9 @@ pub(crate) struct Options {
     /// Instead, replace three old servers by new ones in turn, under load, with and without mvp.
     #[arg(long, conflicts_with = "keep")]
     rolling: bool,
+    /// Of the rolling upgrades only this one (repeatable): without, always, auto, killed.
+    #[arg(long, value_name = "RUN", requires = "rolling")]
+    only: Vec<String>,
     /// Leave the control plane up, and say how to use it with kubectl.
     #[arg(long)]
     keep: bool,
@@ -137,8 +140,11 @@ fn rolling(options: &Options, chosen: &Chosen, mvp: &Path, directory: &Path) -> 
     let versions = [chosen.old.as_str(); 3];
     let mut rows = Vec::new();
     let mut holds = true;
-    for (number, way) in rolling::WAYS.into_iter().enumerate() {
-        let directory = directory.join(number.to_string());
+    let wanted = |way: &rolling::Way| {
+        options.only.is_empty() || options.only.iter().any(|key| key == way.key)
+    };
+    for way in rolling::WAYS.into_iter().filter(wanted) {
+        let directory = directory.join(way.key);
         std::fs::create_dir(&directory)?;
         let cluster = Cluster::new(&directory, mvp, chosen.servers.clone(), &versions)?;
         let (report, new) = (Report::new(options.json), chosen.new.clone());
@@ -153,6 +159,9 @@ fn rolling(options: &Options, chosen: &Chosen, mvp: &Path, directory: &Path) -> 
             rolling::print(&row)?;
         }
         rows.push(row);
+    }
+    if rows.is_empty() {
+        bail!("--only: no run is called {:?}", options.only);
     }
     eprintln!("\n{}", rolling::table(&rows));
     Ok(holds)

@@ -27,7 +27,7 @@ use rustls_pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    time::timeout,
+    time::{Interval, interval, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::{BoxError, ServiceBuilder};
@@ -41,6 +41,9 @@ use crate::{
 
 /// How soon a connection without traffic is asked whether it lives, and how long that may take.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
+
+/// How often a connection looks whether its server is about to stop.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
@@ -73,8 +76,13 @@ struct Nearest {
     name: ServerName<'static>,
 }
 
-/// A TLS connection that says which protocol was agreed upon.
-struct Link(TlsStream<TcpStream>);
+/// A TLS connection that says which protocol was agreed upon, and that ends when its server is about to stop:
+/// kube-apiserver waits up to a minute for watches, and mvp's must not be what it waits for.
+struct Link {
+    stream: TlsStream<TcpStream>,
+    server: Arc<Server>,
+    look: Interval,
+}
 
 /// A client for the watches, with credentials read now.
 pub(super) async fn client(
@@ -137,7 +145,14 @@ impl Nearest {
         let mut last = None;
         for server in self.order() {
             match self.connect_to(&server).await {
-                Ok(stream) => return Ok(TokioIo::new(Link(stream))),
+                Ok(stream) => {
+                    let look = interval(LOOK);
+                    return Ok(TokioIo::new(Link {
+                        stream,
+                        server,
+                        look,
+                    }));
+                }
                 Err(error) => last = Some(error),
             }
         }
@@ -170,7 +185,7 @@ impl tower::Service<Uri> for Nearest {
 impl Connection for Link {
     fn connected(&self) -> Connected {
         let connected = Connected::new();
-        if self.0.get_ref().1.alpn_protocol() == Some(b"h2") {
+        if self.stream.get_ref().1.alpn_protocol() == Some(b"h2") {
             connected.negotiated_h2()
         } else {
             connected
@@ -184,7 +199,12 @@ impl AsyncRead for Link {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buf)
+        while self.look.poll_tick(cx).is_ready() {
+            if self.server.health() == Health::Draining {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
@@ -194,14 +214,14 @@ impl AsyncWrite for Link {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, buf)
+        Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

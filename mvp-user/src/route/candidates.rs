@@ -181,8 +181,7 @@ pub(super) fn is_doubtful(server: &Server, table: &Table, evidence: &Evidence) -
     let Some(now) = evidence.not_found_at() else {
         return false;
     };
-    server.health() == Health::Up
-        && server.membership() == Membership::Listed
+    matches!(server.health(), Health::Up | Health::Starting)
         && evidence.outcome(server.id).is_none()
         && table
             .look(server.id, |catalogue| catalogue.read_at + SURE < now)

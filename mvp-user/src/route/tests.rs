@@ -396,6 +396,21 @@ fn the_refresh_leaves_out_who_answered_and_who_is_young() {
 }
 
 #[test]
+fn a_server_that_starts_or_is_back_is_read_again_but_is_no_reason_to_doubt() {
+    let mut world = World::new();
+    world.now += Duration::from_secs(5);
+    world.peers[0].set_health(Health::Starting);
+    world.peers[1].set_health(Health::Down);
+    world.peers[2].set_membership(Membership::Departed);
+    world.tried(0, Outcome::NotFound);
+    let members = world.table.members();
+    let servers: Vec<_> = to_refresh(&members, &world.table, &world.evidence).collect();
+    let ids: Vec<_> = servers.iter().map(|server| server.id).collect();
+    assert_eq!(ids, [peer_id(1), peer_id(3)]);
+    assert!(servers.iter().all(|server| !must_be_sure(server)));
+}
+
+#[test]
 fn evidence_holds_no_more_than_it_has_room_for() {
     let mut evidence = Evidence::default();
     for number in 0..20 {

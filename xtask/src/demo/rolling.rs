@@ -34,6 +34,8 @@ const CATCH_UP: Duration = Duration::from_secs(10);
 /// One run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
+    /// How it is asked for.
+    pub(super) key: &'static str,
     /// What it is called.
     pub(super) name: &'static str,
     /// `--steer`; none: without mvp.
@@ -47,24 +49,28 @@ pub(super) struct Way {
 /// All runs, in order.
 pub(super) const WAYS: [Way; 4] = [
     Way {
+        key: "without",
         name: "without mvp",
         steer: None,
         kill: false,
         promised: false,
     },
     Way {
+        key: "always",
         name: "with mvp, always",
         steer: Some("always"),
         kill: false,
         promised: true,
     },
     Way {
+        key: "auto",
         name: "with mvp, auto",
         steer: Some("auto"),
         kill: false,
         promised: false,
     },
     Way {
+        key: "killed",
         name: "with mvp, always, one killed",
         steer: Some("always"),
         kill: true,
@@ -100,9 +106,7 @@ pub(super) async fn play(
     let outcome = replace_all(cluster, &ledger, &doing, way, launch, new).await;
     doing("waiting for the last events");
     let judged = crowd.leave(cluster, &ledger).await;
-    let notes = cluster
-        .directory()
-        .join(format!("rolling {}.log", way.name).replace([' ', ','], "-"));
+    let notes = cluster.directory().join("clients.log");
     std::fs::write(&notes, ledger.notes()).with_context(|| notes.display().to_string())?;
     outcome?;
     judged?;
