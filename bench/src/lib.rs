@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod compare;
 pub mod load;
 pub mod pki;
 pub mod standin;

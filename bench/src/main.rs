@@ -62,7 +62,11 @@ async fn run(role: Role) -> Result<()> {
             lines.say("starting").await?;
             let settings = origin::Settings { listen, pki, off };
             let (here, told) = tokio::sync::oneshot::channel();
-            let serving = origin::serve(&settings, || drop(here.send(())));
+            let serving = origin::serve(&settings, || {
+                if here.send(()).is_err() {
+                    tracing::debug!("Nobody waits for the origin");
+                }
+            });
             let talk = async {
                 told.await.context("the origin does not listen")?;
                 lines.say("ready").await?;

@@ -7,6 +7,7 @@
     reason = "a program for the terminal"
 )]
 
+mod bench;
 mod build;
 mod demo;
 mod lab;
@@ -37,6 +38,8 @@ enum Verb {
     Lint(lint::Options),
     /// Run all tests, or one tier of them.
     Test(test::Options),
+    /// Compare mvp with no proxy and with other proxies, under load.
+    Bench(bench::Options),
     /// Show a mixed-version control plane on this machine, before and after mvp.
     Demo(demo::Options),
 }
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Verb::Build(options) => build::run(&options),
         Verb::Lint(options) => lint::run(&options),
         Verb::Test(options) => test::run(&options),
+        Verb::Bench(options) => bench::run(&options),
         Verb::Demo(options) => demo::run(&options),
     };
     match outcome {

@@ -292,7 +292,7 @@ fn llvm_prefix(version: u32) -> Option<PathBuf> {
 }
 
 /// Installs Debian packages, with sudo unless already root; says so.
-fn apt(packages: &[&str]) -> Result<()> {
+pub(crate) fn apt(packages: &[&str]) -> Result<()> {
     let list = packages.join(" ");
     if !has("apt-get") {
         bail!("missing: {list} (there is no apt-get to install them with)");

@@ -1,0 +1,177 @@
+//! Comparisons: the same work through mvp, through other proxies and through none, in one run, interleaved, on one machine.
+//! Ratios with their spread are the result ([`judge`]); absolute figures are for orientation only.
+//!
+//! Not for making load ([`crate::load`]).
+
+pub mod chart;
+mod ground;
+mod judge;
+mod machine;
+mod measure;
+mod native;
+mod process;
+pub mod report;
+pub mod scenario;
+mod target;
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+pub use judge::{Comparison, Met, judge};
+pub use machine::Machine;
+pub use measure::{Measured, Sample};
+pub use scenario::{Against, Metric, Mode, Scenario, all};
+pub use target::{Native, Programs};
+use tokio::time::Instant;
+
+/// How long and how often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// That it works; figures mean nothing.
+    Smoke,
+    /// Within ten minutes on two cores.
+    Quick,
+    /// As long as it takes.
+    Full,
+}
+
+impl Effort {
+    /// Interleaved repeats.
+    const fn repeats(self) -> usize {
+        match self {
+            Self::Smoke => 1,
+            Self::Quick => 3,
+            Self::Full => 5,
+        }
+    }
+
+    /// Repeats of work that opens thousands of connections, on fresh proxies.
+    const fn heavy_repeats(self) -> usize {
+        match self {
+            Self::Smoke | Self::Quick => 1,
+            Self::Full => 3,
+        }
+    }
+
+    const fn warm(self) -> Duration {
+        Duration::from_millis(match self {
+            Self::Smoke => 20,
+            Self::Quick => 150,
+            Self::Full => 1000,
+        })
+    }
+
+    const fn run(self) -> Duration {
+        Duration::from_millis(match self {
+            Self::Smoke => 120,
+            Self::Quick => 600,
+            Self::Full => 4000,
+        })
+    }
+
+    /// When no further scenario is begun.
+    const fn budget(self) -> Duration {
+        match self {
+            Self::Smoke => Duration::from_mins(5),
+            Self::Quick => Duration::from_secs(540),
+            Self::Full => Duration::from_hours(12),
+        }
+    }
+
+    /// A count, as large as it may be here.
+    fn cap(self, count: usize, most: usize) -> usize {
+        if self == Self::Smoke {
+            count.min(most)
+        } else {
+            count
+        }
+    }
+}
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Which scenarios.
+    pub scenarios: Vec<Scenario>,
+    /// Whom to compare with.
+    pub against: Vec<Against>,
+    /// How long.
+    pub effort: Effort,
+    /// Threads of each proxy; none: as many as it takes by itself (one a CPU).
+    pub threads: Option<usize>,
+    /// What to run.
+    pub programs: Programs,
+    /// Of the checkout.
+    pub commit: String,
+    /// Where logs of the proxies are left.
+    pub logs: PathBuf,
+}
+
+/// All that was measured.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+pub struct Results {
+    /// Where.
+    pub machine: Machine,
+    /// What, in the order of [`all`].
+    pub measured: Vec<Measured>,
+    /// What was not, and why.
+    pub skipped: Vec<String>,
+    /// What follows.
+    pub comparisons: Vec<Comparison>,
+}
+
+/// Runs everything. Must be called inside a `LocalSet`.
+pub async fn run(options: &Options) -> Result<Results> {
+    let began = Instant::now();
+    let mut results = Results {
+        machine: Machine::look(options).await,
+        measured: Vec::new(),
+        skipped: Vec::new(),
+        comparisons: Vec::new(),
+    };
+    let bar = progress(options);
+    for scenario in &options.scenarios {
+        bar.set_message(scenario.name);
+        if scenario.mode == Mode::BeforeNative && options.programs.native.is_none() {
+            results.skipped.push(format!(
+                "{}: no kube-apiserver was given (--kube-apiserver)",
+                scenario.name
+            ));
+        } else if began.elapsed() > options.effort.budget() {
+            results
+                .skipped
+                .push(format!("{}: out of time", scenario.name));
+        } else {
+            match measure::measure(scenario, options, &bar).await {
+                Ok((measured, skipped)) => {
+                    results.comparisons.extend(judge(scenario, &measured));
+                    results.measured.push(measured);
+                    results.skipped.extend(skipped);
+                }
+                // One that fails must not take the others with it, and must be seen.
+                Err(error) => results
+                    .skipped
+                    .push(format!("{}: failed: {error:#}", scenario.name)),
+            }
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    results
+        .measured
+        .first()
+        .with_context(|| format!("nothing was measured: {}", results.skipped.join("; ")))?;
+    Ok(results)
+}
+
+fn progress(options: &Options) -> ProgressBar {
+    let bar = ProgressBar::new(options.scenarios.len() as u64);
+    if let Ok(style) =
+        ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {pos}/{len} {msg}")
+    {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

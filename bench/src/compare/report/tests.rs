@@ -1,0 +1,88 @@
+//! Reports of made-up results.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::{
+    compare::{Machine, Sample, all, judge},
+    load::Curve,
+};
+
+fn results() -> Results {
+    let sample = |cpu: f64, tail: f64| Sample {
+        metrics: BTreeMap::from([
+            (Metric::CpuPerRequest, cpu),
+            (Metric::P99, tail),
+            (Metric::PeakMemory, 3e7),
+        ]),
+        latency: Curve {
+            points: vec![(0.0, 50.0), (50.0, 80.0), (99.0, tail), (99.99, tail * 3.0)],
+        },
+        failed: u64::from(cpu > 30.0),
+        failure: (cpu > 30.0).then(|| "answered 502 <Bad>".to_owned()),
+        ..Sample::default()
+    };
+    let mut results = Results {
+        machine: Machine::default(),
+        measured: Vec::new(),
+        skipped: vec!["exec: <x>".to_owned()],
+        comparisons: Vec::new(),
+    };
+    for scenario in all()
+        .into_iter()
+        .filter(|it| ["get-h2-cert", "idle-100"].contains(&it.name))
+    {
+        let measured = Measured {
+            scenario: scenario.name.to_owned(),
+            what: scenario.what.to_owned(),
+            samples: BTreeMap::from([
+                (
+                    "mvp".to_owned(),
+                    vec![sample(12.0, 300.0), sample(14.0, 310.0)],
+                ),
+                (
+                    "haproxy".to_owned(),
+                    vec![sample(13.0, 250.0), sample(13.0, 260.0)],
+                ),
+                (
+                    "nginx".to_owned(),
+                    vec![sample(43.0, 900.0), sample(44.0, 910.0)],
+                ),
+            ]),
+            rate: Some(5000.0),
+            units: 200,
+        };
+        results.comparisons.extend(judge(&scenario, &measured));
+        results.measured.push(measured);
+    }
+    results
+}
+
+#[test]
+fn a_report_tells_every_bound_and_every_figure() {
+    let text = markdown(&results());
+    assert!(text.contains("| get-h2-cert | CPU ms per 1,000 requests | better | 13.0 | 13.0 | 1.00 [0.92, 1.08] | <= 1.00 | <= 0.80 | required |"), "{text}");
+    assert!(
+        text.contains("| get-h2-cert | p99 us | better |") && text.contains("| NO |"),
+        "{text}"
+    );
+    assert!(
+        text.contains("nginx: 2 requests failed, the first with: answered 502"),
+        "{text}"
+    );
+    assert!(text.contains("* exec: <x>"));
+}
+
+#[test]
+fn a_page_stands_alone_and_holds_nothing_unescaped() {
+    let directory = tempfile::tempdir().unwrap();
+    write(&results(), directory.path()).unwrap();
+    let page = fs::read_to_string(directory.path().join("report.html")).unwrap();
+    assert!(page.contains("<svg") && !page.contains("src=") && !page.contains("href="));
+    assert!(!page.contains("<x>") && !page.contains("<Bad>"));
+    let raw = fs::read_to_string(directory.path().join("raw.json")).unwrap();
+    let back: Results = serde_json::from_str(&raw).unwrap();
+    assert_eq!(back.comparisons, results().comparisons);
+    let svg = fs::read_to_string(directory.path().join("cpu.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("<style>"), "{svg}");
+}

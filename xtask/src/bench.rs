@@ -1,0 +1,259 @@
+//! `cargo xtask bench`: the comparisons of `bench::compare`: gets the programs (builds ours, installs the others), runs,
+//! writes the report. See `BENCHMARKING.md`.
+
+use std::{path::PathBuf, process::Command};
+
+use anyhow::{Context as _, Result, bail};
+use bench::compare::{self, Against, Effort, Native, Programs, Results, Scenario};
+use clap::Args;
+
+use crate::{
+    setup,
+    sh::{capture, cargo, exec, has, root},
+};
+
+/// Options of `cargo xtask bench`.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// Within ten minutes on two cores: short runs, three repeats.
+    #[arg(long)]
+    quick: bool,
+    /// Everything once, tiny, with debug builds: only that it works.
+    #[arg(long, conflicts_with = "quick")]
+    smoke: bool,
+    /// Only these scenarios (repeatable); see --list.
+    #[arg(long, value_name = "NAME")]
+    scenario: Vec<String>,
+    /// Whom to compare with.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    against: Vec<Against>,
+    /// A kube-apiserver whose own peer proxy takes part (v1.36=PATH); needs --etcd.
+    #[arg(long, value_name = "VERSION=PATH", requires = "etcd")]
+    kube_apiserver: Option<String>,
+    /// etcd for it.
+    #[arg(long, value_name = "PATH")]
+    etcd: Option<PathBuf>,
+    /// Threads of each proxy; 1 compares CPU per request most fairly. Default: one a CPU.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Print one JSON object per comparison instead of the report.
+    #[arg(long)]
+    json: bool,
+    /// Where raw data and reports are written.
+    #[arg(long, value_name = "DIRECTORY", default_value = "bench/results")]
+    results: PathBuf,
+    /// A built mvp to measure instead of building one, for experiments.
+    #[arg(long, value_name = "PATH")]
+    mvp: Option<PathBuf>,
+    /// Name the scenarios and end.
+    #[arg(long)]
+    list: bool,
+}
+
+/// The verb.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if options.list {
+        for scenario in compare::all() {
+            println!("{:20} {}", scenario.name, scenario.what);
+        }
+        return Ok(());
+    }
+    let scenarios = chosen(&options.scenario)?;
+    let against = if options.smoke && options.against.is_empty() {
+        // What is here; nothing is installed or built for it.
+        let mut against = vec![Against::Direct];
+        against.extend(find("haproxy").map(|_| Against::Haproxy));
+        against.extend(find("nginx").map(|_| Against::Nginx));
+        against
+    } else if options.against.is_empty() {
+        let mut against = vec![
+            Against::Direct,
+            Against::Haproxy,
+            Against::Nginx,
+            Against::Pingora,
+        ];
+        against.extend(options.kube_apiserver.is_some().then_some(Against::Native));
+        against
+    } else {
+        options.against.clone()
+    };
+    let effort = match (options.smoke, options.quick) {
+        (true, _) => Effort::Smoke,
+        (false, true) => Effort::Quick,
+        (false, false) => Effort::Full,
+    };
+    let programs = programs(options, &against, effort)?;
+    let directory = if effort == Effort::Smoke {
+        root().join("target/bench-smoke")
+    } else {
+        root().join(&options.results)
+    };
+    let settings = compare::Options {
+        scenarios,
+        against,
+        effort,
+        threads: options.threads,
+        programs,
+        commit: commit(),
+        logs: root().join("target/bench-logs"),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let results =
+        runtime.block_on(tokio::task::LocalSet::new().run_until(compare::run(&settings)))?;
+    compare::report::write(&results, &directory)?;
+    if options.json {
+        for comparison in &results.comparisons {
+            println!("{}", serde_json::to_string(comparison)?);
+        }
+    } else {
+        println!("{}", compare::report::markdown(&results));
+        println!("written to {}", directory.display());
+    }
+    if effort == Effort::Smoke {
+        flawless(&results)
+    } else {
+        Ok(())
+    }
+}
+
+/// A smoke run is there to fail.
+fn flawless(results: &Results) -> Result<()> {
+    let expected = |line: &&String| !line.contains("no kube-apiserver was given");
+    let mut faults: Vec<String> = results.skipped.iter().filter(expected).cloned().collect();
+    for measured in &results.measured {
+        for (name, samples) in &measured.samples {
+            for failure in samples
+                .iter()
+                .filter_map(|sample| sample.failure.as_deref())
+            {
+                faults.push(format!("{} through {name}: {failure}", measured.scenario));
+            }
+        }
+    }
+    if !faults.is_empty() {
+        bail!("the smoke run has faults:\n  {}", faults.join("\n  "));
+    }
+    Ok(())
+}
+
+fn chosen(names: &[String]) -> Result<Vec<Scenario>> {
+    let all = compare::all();
+    if names.is_empty() {
+        return Ok(all);
+    }
+    let unknown = names
+        .iter()
+        .find(|name| !all.iter().any(|scenario| scenario.name == **name));
+    if let Some(name) = unknown {
+        bail!("there is no scenario {name}; --list names them");
+    }
+    Ok(all
+        .into_iter()
+        .filter(|scenario| names.iter().any(|name| name == scenario.name))
+        .collect())
+}
+
+/// Builds and finds what takes part; what cannot be had is said, and the comparison goes on without.
+fn programs(options: &Options, against: &[Against], effort: Effort) -> Result<Programs> {
+    setup::ensure()?;
+    let release = effort != Effort::Smoke;
+    let mut build = cargo();
+    build.args(["build", "--package", "bench", "--bin", "bench"]);
+    if options.mvp.is_none() {
+        build.args(["--package", "mvp-user", "--bin", "mvp"]);
+    }
+    if release {
+        build.arg("--release");
+    }
+    exec(&mut build)?;
+    let built = target().join(if release { "release" } else { "debug" });
+    let wanted = |against_: Against, package: &str| -> Option<PathBuf> {
+        if !against.contains(&against_) {
+            return None;
+        }
+        let found = find(package).or_else(|| {
+            println!("bench: {package} is not installed");
+            setup::apt(&[package])
+                .map_err(|error| println!("bench: without {package}: {error:#}"))
+                .ok()?;
+            find(package)
+        });
+        if found.is_none() {
+            println!("bench: {package} does not take part");
+        }
+        found
+    };
+    let native = match (&options.kube_apiserver, &options.etcd) {
+        (Some(given), Some(etcd)) => {
+            let (version, program) = given
+                .split_once('=')
+                .context("--kube-apiserver takes VERSION=PATH")?;
+            Some(Native {
+                version: version.to_owned(),
+                program: program.into(),
+                etcd: etcd.clone(),
+            })
+        }
+        _ => None,
+    };
+    Ok(Programs {
+        mvp: options.mvp.clone().unwrap_or_else(|| built.join("mvp")),
+        bench: built.join("bench"),
+        haproxy: wanted(Against::Haproxy, "haproxy"),
+        nginx: wanted(Against::Nginx, "nginx"),
+        pingora: if against.contains(&Against::Pingora) {
+            pingora()
+        } else {
+            None
+        },
+        native,
+    })
+}
+
+/// Where cargo builds.
+fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |it| root().join(it))
+}
+
+/// In `PATH` or where Debian puts daemons.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut directories: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    directories.extend(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
+    directories
+        .into_iter()
+        .map(|directory| directory.join(program))
+        .find(|path| path.is_file())
+}
+
+/// A package of its own: nobody who builds mvp must build pingora. It needs cmake (zlib-ng).
+fn pingora() -> Option<PathBuf> {
+    let package = root().join("bench/peers/pingora");
+    if !has("cmake") {
+        println!("bench: pingora-peer needs cmake");
+        setup::apt(&["cmake"])
+            .map_err(|error| println!("bench: {error:#}"))
+            .ok()?;
+    }
+    let mut build = cargo();
+    build
+        .args(["build", "--release", "--manifest-path"])
+        .arg(package.join("Cargo.toml"));
+    build.env("CARGO_TARGET_DIR", target().join("pingora"));
+    if let Err(error) = exec(&mut build) {
+        println!("bench: without pingora: {error:#}");
+        return None;
+    }
+    Some(target().join("pingora/release/pingora-peer"))
+}
+
+/// The commit of the checkout, with `+` if there are changes.
+fn commit() -> String {
+    let git = |arguments: &[&str]| capture(Command::new("git").args(arguments).current_dir(root()));
+    let hash = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_default();
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"])
+        .is_ok_and(|text| !text.trim().is_empty());
+    format!("{}{}", hash.trim(), if changed { "+" } else { "" })
+}
