@@ -379,3 +379,6 @@ fn clean_answer(answer: &mut Response<Body>) {
     headers::strip_hop_by_hop(answer.headers_mut(), version);
     *answer.version_mut() = http::Version::default();
 }
+
+#[cfg(test)]
+mod tests;

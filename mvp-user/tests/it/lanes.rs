@@ -28,7 +28,7 @@ fn kubernetes(request: &Request<Incoming>) -> Response<crate::fake::AnyBody> {
         tokio::spawn(async move {
             feed.send(Ok("event".into())).await.ok();
             while feed.send(Ok(".".into())).await.is_ok() {
-                sleep(Duration::from_millis(50)).await;
+                sleep(Duration::from_millis(100)).await;
             }
         });
         return Response::new(body);

@@ -1,0 +1,268 @@
+//! Header hygiene and recognition as tables and properties; budgets of second tries.
+
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri, Version, header};
+use proptest::prelude::*;
+use tokio::time::{Instant, advance};
+
+use super::{
+    Budget, RETRY_FLOOR, RETRY_WINDOW, headers,
+    recognise::{self, Meaning},
+};
+use crate::body::Body;
+
+fn map(lines: &[(&'static str, &str)]) -> HeaderMap {
+    lines
+        .iter()
+        .map(|(name, value)| {
+            (
+                HeaderName::from_static(name),
+                value.parse::<HeaderValue>().unwrap(),
+            )
+        })
+        .fold(HeaderMap::new(), |mut map, (name, value)| {
+            map.append(name, value);
+            map
+        })
+}
+
+#[test]
+fn only_spdy_and_websocket_named_by_connection_over_http_1_1_are_upgrades() {
+    let cases: [(&[(&str, &str)], Version, Option<&str>); 9] = [
+        (
+            &[("connection", "Upgrade"), ("upgrade", "websocket")],
+            Version::HTTP_11,
+            Some("websocket"),
+        ),
+        (
+            &[
+                ("connection", "keep-alive, UPGRADE"),
+                ("upgrade", "SPDY/3.1"),
+            ],
+            Version::HTTP_11,
+            Some("SPDY/3.1"),
+        ),
+        (
+            &[
+                ("connection", "close"),
+                ("connection", "upgrade"),
+                ("upgrade", "spdy/3.1"),
+            ],
+            Version::HTTP_11,
+            Some("spdy/3.1"),
+        ),
+        (
+            &[("connection", "upgrade"), ("upgrade", "h2c, websocket")],
+            Version::HTTP_11,
+            Some("websocket"),
+        ),
+        (
+            &[
+                ("connection", "Upgrade, HTTP2-Settings"),
+                ("upgrade", "h2c"),
+            ],
+            Version::HTTP_11,
+            None,
+        ),
+        (
+            &[("connection", "upgrade"), ("upgrade", "TLS/1.0")],
+            Version::HTTP_11,
+            None,
+        ),
+        (&[("upgrade", "websocket")], Version::HTTP_11, None),
+        (&[("connection", "upgrade")], Version::HTTP_11, None),
+        (
+            &[("connection", "upgrade"), ("upgrade", "websocket")],
+            Version::HTTP_10,
+            None,
+        ),
+    ];
+    for (lines, version, expected) in cases {
+        let found = headers::upgrade(&map(lines), version);
+        assert_eq!(
+            found.as_ref().map(|it| it.to_str().unwrap()),
+            expected,
+            "{lines:?}"
+        );
+    }
+}
+
+#[test]
+fn the_authority_comes_from_host_and_the_path_is_untouched() {
+    let cases: [(&str, &[(&str, &str)], Version, Result<&str, &str>); 8] = [
+        (
+            "/a%2Fb?x;y",
+            &[("host", "h:6443")],
+            Version::HTTP_11,
+            Ok("https://h:6443/a%2Fb?x;y"),
+        ),
+        (
+            "https://h/a",
+            &[("host", "other")],
+            Version::HTTP_2,
+            Ok("https://h/a"),
+        ),
+        (
+            "http://h/a",
+            &[("host", "other")],
+            Version::HTTP_11,
+            Ok("https://h/a"),
+        ),
+        (
+            "/a",
+            &[],
+            Version::HTTP_10,
+            Ok("https://kubernetes.default.svc/a"),
+        ),
+        (
+            "/a",
+            &[("host", "")],
+            Version::HTTP_11,
+            Ok("https://kubernetes.default.svc/a"),
+        ),
+        (
+            "/a",
+            &[],
+            Version::HTTP_11,
+            Err("missing required Host header"),
+        ),
+        (
+            "/a",
+            &[("host", "a"), ("host", "b")],
+            Version::HTTP_11,
+            Err("too many Host headers"),
+        ),
+        (
+            "/a",
+            &[("host", "a/b")],
+            Version::HTTP_11,
+            Err("malformed Host header"),
+        ),
+    ];
+    for (uri, lines, version, expected) in cases {
+        let mut headers = map(lines);
+        let found = headers::absolute(uri.parse::<Uri>().unwrap(), &mut headers, version);
+        assert_eq!(
+            found.map(|uri| uri.to_string()),
+            expected.map(ToOwned::to_owned),
+            "{uri} {lines:?}"
+        );
+        if expected.is_ok() {
+            assert!(!headers.contains_key(header::HOST));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_of_a_connection_is_left_whatever_it_names(
+        named in prop::collection::vec("[a-z-]{1,12}|content-length|host|x-forwarded-for", 0..6),
+        lines in prop::collection::vec(("[a-z][a-z-]{0,12}", "[ -~]{0,20}"), 0..12),
+    ) {
+        let mut headers = HeaderMap::new();
+        for name in &named {
+            headers.append(header::CONNECTION, name.parse().unwrap());
+            if let Ok(name) = name.parse::<HeaderName>() {
+                headers.append(name, "1".parse().unwrap());
+            }
+        }
+        for (name, value) in &lines {
+            headers.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
+        }
+        headers.append(header::TRANSFER_ENCODING, "chunked".parse().unwrap());
+        headers.append(header::CONTENT_LENGTH, "5".parse().unwrap());
+        headers::strip_hop_by_hop(&mut headers, Version::HTTP_11);
+        for gone in ["connection", "transfer-encoding", "content-length", "keep-alive", "upgrade", "te", "proxy-connection"] {
+            prop_assert!(!headers.contains_key(gone), "{gone}");
+        }
+        for name in named {
+            prop_assert!(name == "host" || !headers.contains_key(name.as_str()), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_client_s_address_is_last_in_one_line(lines in prop::collection::vec("[ -~]{0,30}", 0..5)) {
+        let mut headers = HeaderMap::new();
+        for line in &lines {
+            headers.append("x-forwarded-for", line.parse().unwrap());
+        }
+        headers.append("x-real-ip", "6.6.6.6".parse().unwrap());
+        headers::forwarded_for(&mut headers, &headers::address_value([10, 0, 0, 9].into()));
+        prop_assert_eq!(headers.get_all("x-forwarded-for").iter().count(), 1);
+        let line = headers["x-forwarded-for"].to_str().unwrap();
+        prop_assert!(line == "10.0.0.9" || line.ends_with(", 10.0.0.9"), "{}", line);
+        prop_assert!(!headers.contains_key("x-real-ip"));
+    }
+}
+
+#[test]
+fn an_ipv4_client_of_an_ipv6_socket_is_written_as_ipv4() {
+    let mapped: std::net::IpAddr = "::ffff:10.0.0.9".parse().unwrap();
+    assert_eq!(headers::address_value(mapped), "10.0.0.9");
+    assert_eq!(
+        headers::address_value("fd00::1".parse().unwrap()),
+        "fd00::1"
+    );
+}
+
+#[tokio::test]
+async fn only_kube_apiserver_s_own_words_have_a_meaning() {
+    const UNKNOWN: &str = r#"{"kind":"Status","message":"the server could not find the requested resource","details":{},"code":404}"#;
+    let long = format!("{UNKNOWN}{}", " ".repeat(5000));
+    let cases: [(u16, &str, Meaning); 9] = [
+        (404, "404 page not found\n", Meaning::Unknown),
+        (404, UNKNOWN, Meaning::Unknown),
+        (
+            404,
+            r#"{"message":"pods \"x\" not found","details":{"name":"x"}}"#,
+            Meaning::Answer,
+        ),
+        (404, &long, Meaning::Answer),
+        (
+            429,
+            "The apiserver is shutting down, please try again later.\n",
+            Meaning::ShuttingDown,
+        ),
+        (
+            429,
+            "Too many requests, please try again later.\n",
+            Meaning::Answer,
+        ),
+        (
+            503,
+            r#"{"message":"apiserver is shutting down"}"#,
+            Meaning::ShuttingDown,
+        ),
+        (
+            503,
+            r#"{"message":"the request has been made before all known HTTP paths have been installed, please try again"}"#,
+            Meaning::Starting,
+        ),
+        (503, "service unavailable", Meaning::Answer),
+    ];
+    for (status, body, expected) in cases {
+        let mut answer = Response::new(Body::full(body.to_owned()));
+        *answer.status_mut() = StatusCode::from_u16(status).unwrap();
+        let (meaning, answer) = recognise::look(&http::Method::GET, answer).await.unwrap();
+        assert_eq!(meaning, expected, "{status} {body}");
+        let whole = http_body_util::BodyExt::collect(answer.into_body())
+            .await
+            .unwrap();
+        assert_eq!(whole.to_bytes(), body, "the answer must stay whole");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn second_tries_are_a_hundred_or_a_tenth_of_the_last_ten_seconds() {
+    let mut budget = Budget::new(Instant::now());
+    let take = |budget: &mut Budget| (0..1000).filter(|_| budget.take(Instant::now())).count();
+    assert_eq!(take(&mut budget), RETRY_FLOOR as usize);
+    assert_eq!(take(&mut budget), 0);
+    budget.requests = 5000;
+    assert_eq!(
+        take(&mut budget),
+        400,
+        "a tenth, less those that were taken"
+    );
+    advance(RETRY_WINDOW).await;
+    assert_eq!(take(&mut budget), RETRY_FLOOR as usize);
+}
