@@ -137,11 +137,11 @@ impl Client {
             let (send, connection) = http2::Builder::new(TokioExecutor::new())
                 .handshake(TokioIo::new(io))
                 .await?;
-            tokio::spawn(async move { drop(connection.await) });
+            drive(async move { drop(connection.await) });
             Ok(Connection::Http2(send))
         } else {
             let (send, connection) = http1::handshake(TokioIo::new(io)).await?;
-            tokio::spawn(async move { drop(connection.with_upgrades().await) });
+            drive(async move { drop(connection.with_upgrades().await) });
             Ok(Connection::Http1(send))
         }
     }
@@ -188,6 +188,14 @@ impl Client {
         let request = self.request(method, path, headers, body)?;
         self.connect(to).await?.send(request).await
     }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a client's connection has nothing to drain"
+)]
+fn drive(connection: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(connection);
 }
 
 impl Connection {

@@ -80,7 +80,7 @@ pub struct Parts {
     pub leave: watch::Sender<u64>,
 }
 
-/// Exempts one connection from steering between its bind() and its connect().
+/// Exempts one connection from steering between its `bind()` and its `connect()`.
 struct ByTuple(Arc<Steering>);
 
 impl Exempt for ByTuple {
@@ -393,7 +393,7 @@ impl House {
             self.helm.clone(),
         );
         Ok(Some(spawn_local(async move {
-            steering::steer(&parts, &switch, &helm, drain).await
+            steering::steer(&parts, &switch, &helm, drain).await;
         })))
     }
 }

@@ -55,6 +55,7 @@ pub enum Refusal {
 /// `metav1.Status`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
+#[expect(clippy::struct_field_names, reason = "the names of metav1.Status")]
 struct Status<'a> {
     kind: &'static str,
     api_version: &'static str,

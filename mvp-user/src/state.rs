@@ -219,7 +219,7 @@ mod tests {
             Saved {
                 address: Some("[fd00::2]:6443".parse().unwrap()),
                 name: None,
-                departed_at: Some(Stamp::ago(Duration::from_secs(60))),
+                departed_at: Some(Stamp::ago(Duration::from_mins(1))),
                 read: Some(SavedCatalogue {
                     at: Stamp::now(),
                     git_version: "v1.36.2".into(),

@@ -277,6 +277,7 @@ impl Steering {
             inner.settings.used |= HAS_TUPLES;
             inner.write_settings()?;
         }
+        drop(inner);
         Ok(())
     }
 

@@ -17,7 +17,8 @@ pub(crate) fn root() -> PathBuf {
 
 /// Where cargo builds: `CARGO_TARGET_DIR`, else `target` in the checkout.
 pub(crate) fn target() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+    std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
 /// A cargo command in the root of the checkout, by the cargo that runs xtask.

@@ -251,7 +251,7 @@ impl Channel {
 }
 
 async fn start_http2(
-    send: &mut SendRequest<Bytes>,
+    send: &SendRequest<Bytes>,
     template: &Template,
 ) -> Result<Response<h2::RecvStream>> {
     let mut ready = send.clone().ready().await?;

@@ -110,6 +110,7 @@ fn bind(address: SocketAddr) -> Result<TcpListener> {
     Ok(TcpListener::from_std(socket.into())?)
 }
 
+#[expect(clippy::infinite_loop, reason = "serves until its process ends")]
 async fn accept(listener: TcpListener, house: Rc<House>) {
     loop {
         match listener.accept().await {

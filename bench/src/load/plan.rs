@@ -98,7 +98,7 @@ pub struct Shot {
     pub accept: Option<String>,
     /// Bytes of the request's body.
     pub body: usize,
-    /// With the ETag of an earlier answer, so that 304 is expected.
+    /// With the `ETag` of an earlier answer, so that 304 is expected.
     pub conditional: bool,
 }
 

@@ -49,7 +49,7 @@ fn against_an_origin(
         let serving = spawn_local(async move {
             origin::serve(&settings, || here.send(()).unwrap())
                 .await
-                .unwrap()
+                .unwrap();
         });
         told.await.unwrap();
         let mut outcomes = Vec::new();

@@ -52,7 +52,7 @@ fn catalogue(new: bool) -> Catalogue {
 }
 
 /// The table.
-pub fn table() -> Table {
+pub(crate) fn table() -> Table {
     let local = Arc::new(Server::new(
         ServerId::Local,
         SocketAddr::from(([127, 0, 0, 1], 6443)),
@@ -75,7 +75,7 @@ pub fn table() -> Table {
 }
 
 /// A client with a certificate.
-pub fn asker() -> Asker {
+pub(crate) fn asker() -> Asker {
     Asker {
         kind: AskerKind::User,
         marker: false,
@@ -85,7 +85,7 @@ pub fn asker() -> Asker {
 }
 
 /// Name and URI of what is asked for.
-pub const QUESTIONS: [(&str, &str); 6] = [
+pub(crate) const QUESTIONS: [(&str, &str); 6] = [
     (
         "local serves",
         "/api/v1/namespaces/default/pods/web-1?pretty=false",
@@ -102,7 +102,7 @@ pub const QUESTIONS: [(&str, &str); 6] = [
 
 /// A URI as a connection yields it: a slice of a shared read buffer. (The first copy of an unshared one allocates the
 /// counter that copies share.)
-pub fn uri(text: &str) -> http::Uri {
+pub(crate) fn uri(text: &str) -> http::Uri {
     let shared = bytes::Bytes::copy_from_slice(text.as_bytes());
     let keep = shared.clone();
     let uri = http::Uri::from_maybe_shared(shared).expect("a URI");

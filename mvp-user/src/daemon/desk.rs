@@ -70,8 +70,9 @@ impl admin::Daemon for Desk {
             .as_ref()
             .and_then(|steering| steering.counters().ok());
         let since = state.since.elapsed().unwrap_or_default().as_secs();
+        let mode = *self.helm.mode.borrow();
         wire::Steering {
-            mode: match *self.helm.mode.borrow() {
+            mode: match mode {
                 SteerMode::Auto => "auto",
                 SteerMode::Always => "always",
                 SteerMode::Never => "never",

@@ -110,6 +110,7 @@ impl Pulse {
 }
 
 /// Beats from this thread's event loop, for ever.
+#[expect(clippy::infinite_loop, reason = "ends with its event loop")]
 pub async fn beat(mut pulse: Pulse) {
     let mut tick = interval(HEARTBEAT_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -120,6 +121,7 @@ pub async fn beat(mut pulse: Pulse) {
 }
 
 /// Asks itself, and beats while the answer is right, for ever.
+#[expect(clippy::infinite_loop, reason = "ends with its event loop")]
 pub async fn check_self(parts: &Parts, listener: SocketAddr, mut pulse: Pulse) {
     let mut tick = interval(SELF_CHECK_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -72,6 +72,10 @@ impl Helm {
 
 /// Everything that the choice depends on.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts, each with a name"
+)]
 pub struct Situation {
     /// `--steer`, or what `mvp steer` said since.
     pub mode: SteerMode,
@@ -351,10 +355,7 @@ mod tests {
         };
         assert_eq!(choose(&now), (Switch::On, "always"));
         assert_eq!(
-            choose(&Situation {
-                peer: false,
-                ..now.clone()
-            }),
+            choose(&Situation { peer: false, ..now }),
             (Switch::Off, "no_proof")
         );
         let refuse = Situation {
@@ -377,10 +378,7 @@ mod tests {
         };
         assert_eq!(choose(&skew), (Switch::On, "skew"));
         assert_eq!(
-            choose(&Situation {
-                full: true,
-                ..skew.clone()
-            }),
+            choose(&Situation { full: true, ..skew }),
             (Switch::Full, "full")
         );
         assert_eq!(

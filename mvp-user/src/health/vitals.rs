@@ -134,6 +134,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
+    #[expect(clippy::unnecessary_wraps, reason = "what `observe` takes")]
     fn proven(at: Instant) -> Option<Decided> {
         Some(Decided {
             began: at,

@@ -24,8 +24,13 @@ impl SelfCheck {
         aws_lc_rs::default_provider()
             .secure_random
             .fill(&mut bytes)
-            .map_err(|_| rustls::Error::FailedToGetRandomBytes)?;
-        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            .map_err(|_failed| rustls::Error::FailedToGetRandomBytes)?;
+        let hex = bytes.iter().fold(String::new(), |mut hex, byte| {
+            for nibble in [byte >> 4, byte & 15] {
+                hex.extend(char::from_digit(nibble.into(), 16));
+            }
+            hex
+        });
         let mut token = HeaderValue::try_from(hex)
             .map_err(|error| rustls::Error::General(error.to_string()))?;
         token.set_sensitive(true);

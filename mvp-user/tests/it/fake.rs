@@ -32,6 +32,7 @@ type Answering = Pin<Box<dyn Future<Output = Result<Response<AnyBody>, BoxError>
 
 /// What reached the server.
 #[derive(Clone, Debug)]
+#[expect(dead_code, reason = "shown when an assertion fails")]
 pub(crate) struct Seen {
     pub(crate) method: Method,
     pub(crate) uri: Uri,
@@ -130,8 +131,7 @@ impl Fake {
                         connection,
                         certificate,
                     });
-                    let answering = answer(request);
-                    async move { answering.await }
+                    answer(request)
                 });
                 if h2 {
                     drop(

@@ -36,7 +36,7 @@ fn kubernetes(request: &Request<Incoming>) -> Response<crate::fake::AnyBody> {
     match request
         .headers()
         .get("authorization")
-        .map(|it| it.as_bytes())
+        .map(http::HeaderValue::as_bytes)
     {
         Some(b"Bearer expired") => text(401, "Unauthorized"),
         _ => text(200, "ok"),

@@ -60,8 +60,7 @@ async fn two_versions_are_learnt_and_their_difference_is_a_reason_to_steer() {
     let (old, new) = old_and_new(&pki).await;
     let room = Room::new(&pki, &old, &[&new]).start();
     let table = room.table();
-    room.until("the table is ready", |table| table.is_ready())
-        .await;
+    room.until("the table is ready", Table::is_ready).await;
     assert_eq!(serves(table, ServerId::Local, NEW), Some(false));
     assert_eq!(serves(table, peer(&new), NEW), Some(true));
     room.until("both are up and proven", |table| {
@@ -146,7 +145,7 @@ async fn a_stopping_local_is_draining_and_a_silent_one_is_down() {
     assert!(silenced.elapsed() < 4 * SECOND, "{:?}", silenced.elapsed());
     local.silence(false);
     room.until_local(Health::Up).await;
-    let (_, ()) = tokio::join!(local.stop_gracefully(), async {
+    let ((), ()) = tokio::join!(local.stop_gracefully(), async {
         room.until_local(Health::Draining).await;
         room.until_local(Health::Down).await;
     });
@@ -235,8 +234,7 @@ async fn refreshes_of_one_server_are_shared_and_begin_at_most_once_a_second() {
     let pki = ClusterPki::new().unwrap();
     let (old, new) = old_and_new(&pki).await;
     let room = Room::new(&pki, &old, &[&new]).start();
-    room.until("the table is ready", |table| table.is_ready())
-        .await;
+    room.until("the table is ready", Table::is_ready).await;
     let server = std::sync::Arc::clone(&room.table().members().peers[0]);
     new.take_requests();
     let began = Instant::now();
@@ -268,8 +266,7 @@ async fn no_bad_answer_removes_what_a_server_was_known_to_serve() {
     let pki = ClusterPki::new().unwrap();
     let (old, new) = old_and_new(&pki).await;
     let room = Room::new(&pki, &old, &[&new]).start();
-    room.until("the table is ready", |table| table.is_ready())
-        .await;
+    room.until("the table is ready", Table::is_ready).await;
     let server = std::sync::Arc::clone(&room.table().members().peers[0]);
     let answer = |code| Action::Answer {
         code,
@@ -330,8 +327,7 @@ async fn an_answer_that_breaks_off_or_never_ends_is_no_answer() {
         assert!(room.table().catalogue(peer(&new)).is_none(), "{words}");
         assert!(!room.table().is_ready(), "{words}");
         new.clear_faults();
-        room.until("the table is ready", |table| table.is_ready())
-            .await;
+        room.until("the table is ready", Table::is_ready).await;
     }
 }
 
@@ -350,8 +346,7 @@ async fn a_server_that_starts_is_not_believed_before_it_is_ready() {
     tokio::time::sleep(SECOND).await;
     assert!(room.table().catalogue(peer(&starting)).is_none());
     assert!(!room.table().is_ready());
-    room.until("the table is ready", |table| table.is_ready())
-        .await;
+    room.until("the table is ready", Table::is_ready).await;
     assert_eq!(serves(room.table(), peer(&starting), NEW), Some(true));
 }
 
@@ -370,8 +365,7 @@ async fn a_server_without_aggregated_discovery_is_learnt_group_version_by_group_
     };
     fault(&new, on, answer);
     let room = Room::new(&pki, &old, &[&new]).start();
-    room.until("the table is ready", |table| table.is_ready())
-        .await;
+    room.until("the table is ready", Table::is_ready).await;
     assert_eq!(serves(room.table(), peer(&new), NEW), Some(true));
     // What both serve alike is known alike: verbs, subresources, and nothing that is only listed.
     let (one, two) = (
@@ -390,8 +384,7 @@ async fn a_restarted_mvp_knows_what_the_last_one_learnt_but_believes_it_only_as_
     let (old, new) = old_and_new(&pki).await;
     let room = Room::new(&pki, &old, &[&new]);
     let (files, room) = (room.files(), room.start());
-    room.until("the table is ready", |table| table.is_ready())
-        .await;
+    room.until("the table is ready", Table::is_ready).await;
     room.until_file(|text| text.contains("mutatingadmissionpolicies"))
         .await;
     drop(room);
@@ -418,16 +411,14 @@ async fn a_peer_that_left_is_kept_as_departed_until_its_grace_is_over_or_it_is_f
     let other = Standin::builder(&pki).start().await.unwrap();
     let room = Room::new(&pki, &old, &[&new]);
     let (files, room) = (room.files(), room.start());
-    room.until("the table is ready", |table| table.is_ready())
-        .await;
+    room.until("the table is ready", Table::is_ready).await;
     room.until_file(|text| text.contains("mutatingadmissionpolicies"))
         .await;
     drop(room);
     for forgotten in [true, false] {
         let room = Room::again(&old, &[&other], std::sync::Arc::clone(&files));
         let room = room.with(|config| config.peer_grace = 600 * SECOND).start();
-        room.until("the table is ready", |table| table.is_ready())
-            .await;
+        room.until("the table is ready", Table::is_ready).await;
         // It answers, but it is not listed: it stays departed, and what it serves stays known.
         tokio::time::sleep(2 * SECOND).await;
         let gone = room

@@ -67,7 +67,7 @@ async fn headers_and_each_event_are_seen_at_once() {
                     feed.send(Ok(event.into())).await.unwrap();
                 }
                 // The watch stays open.
-                sleep(Duration::from_secs(60)).await;
+                sleep(Duration::from_mins(1)).await;
             });
             Ok(Response::new(body))
         })
@@ -110,7 +110,7 @@ async fn a_client_that_leaves_ends_the_upstream_stream() {
             async move {
                 let _body = request;
                 if _body.uri().path().ends_with("hang") {
-                    sleep(Duration::from_secs(60)).await;
+                    sleep(Duration::from_mins(1)).await;
                 }
                 let (feed, body) = fed();
                 tokio::spawn(async move {

@@ -18,7 +18,7 @@ use crate::{
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const JSON: &str = "application/json";
 
-/// Status, content type, body, ETag.
+/// Status, content type, body, `ETag`.
 type Scripted = (u16, &'static str, String, Option<&'static str>);
 
 /// A server whose answers are written down by path.

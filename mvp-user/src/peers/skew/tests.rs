@@ -12,7 +12,7 @@ use crate::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-const OFF_DELAY: Duration = Duration::from_secs(60);
+const OFF_DELAY: Duration = Duration::from_mins(1);
 
 struct Cluster {
     table: Table,

@@ -68,7 +68,7 @@ async fn peers_come_and_go_with_the_endpoints_of_the_service() {
     let one = server(&pki, &store, 1).await;
     let room = watch(&pki, &one);
     // Alone: the own address is no peer.
-    room.until("the table is ready", |table| table.is_ready())
+    room.until("the table is ready", mvp_user::table::Table::is_ready)
         .await;
     assert_eq!(peers(room.table()), []);
     let two = server(&pki, &store, 2).await;
@@ -77,7 +77,7 @@ async fn peers_come_and_go_with_the_endpoints_of_the_service() {
         .await;
     // It cannot be read, so a 404 cannot be believed until the deadline of new peers is over.
     assert!(!room.table().is_ready());
-    room.until("the deadline is over", |table| table.is_ready())
+    room.until("the deadline is over", mvp_user::table::Table::is_ready)
         .await;
     assert_eq!(room.learner().view().unread.len(), 1);
     two.stop_gracefully().await;
@@ -154,7 +154,7 @@ async fn the_watches_go_on_at_another_server_when_local_stops() {
     let store = Store::memory();
     let one = server(&pki, &store, 1).await;
     let room = watch(&pki, &one);
-    room.until("the table is ready", |table| table.is_ready())
+    room.until("the table is ready", mvp_user::table::Table::is_ready)
         .await;
     one.kill().await;
     let back = one.restart().await.unwrap();

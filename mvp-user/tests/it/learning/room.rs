@@ -150,9 +150,11 @@ impl Working {
                 changes.changed().await.unwrap();
             }
         };
-        if tokio::time::timeout(PATIENCE, wait).await.is_err() {
-            panic!("never: {what}; {:?}", self.table.members());
-        }
+        assert!(
+            tokio::time::timeout(PATIENCE, wait).await.is_ok(),
+            "never: {what}; {:?}",
+            self.table.members()
+        );
     }
 
     pub(super) async fn until_local(&self, health: Health) {
@@ -227,11 +229,11 @@ fn config(local: SocketAddr, peers: Vec<SocketAddr>, files: &Files) -> Config {
         max_connections: 1000,
         existing: Existing::Leave,
         drain_idle: Duration::from_secs(5),
-        drain_interval: Duration::from_secs(600),
+        drain_interval: Duration::from_mins(10),
         existing_deadline: None,
         steer_percent: 100,
         steer_cidrs: Vec::new(),
         exempt_cidrs: Vec::new(),
-        steer_off_delay: Duration::from_secs(60),
+        steer_off_delay: Duration::from_mins(1),
     }
 }
