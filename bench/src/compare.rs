@@ -74,7 +74,7 @@ impl Effort {
     const fn budget(self) -> Duration {
         match self {
             Self::Smoke => Duration::from_mins(5),
-            Self::Quick => Duration::from_secs(540),
+            Self::Quick => Duration::from_mins(9),
             Self::Full => Duration::from_hours(12),
         }
     }

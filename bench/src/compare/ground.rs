@@ -208,9 +208,12 @@ impl Talker {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(words);
-        let mut child = command
-            .spawn()
-            .with_context(|| format!("{:?} cannot be started", command.as_std().get_program()))?;
+        let mut child = command.spawn().with_context(|| {
+            format!(
+                "{} cannot be started",
+                command.as_std().get_program().display()
+            )
+        })?;
         let input = child.stdin.take().context("no standard input")?;
         let output = child.stdout.take().context("no standard output")?;
         Ok(Self {

@@ -13,7 +13,7 @@ use super::{
 pub struct Comparison {
     /// Its name.
     pub scenario: String,
-    /// With whom; `better`: the better of HAProxy and nginx; `-`: with nobody, the figure itself is bounded.
+    /// With whom; `better`: the better of `HAProxy` and nginx; `-`: with nobody, the figure itself is bounded.
     pub against: String,
     /// Of what.
     pub metric: Metric,
@@ -172,7 +172,7 @@ fn compare(
     })
 }
 
-/// The better of HAProxy and nginx; both must have been measured.
+/// The better of `HAProxy` and nginx; both must have been measured.
 fn better(measured: &Measured, metric: Metric) -> Option<&[Sample]> {
     let (one, two) = (
         measured.other(Against::Haproxy)?,

@@ -40,7 +40,7 @@ fn one(pid: u32) -> Result<Usage> {
     })
 }
 
-/// Fields 14 and 15 of proc_pid_stat(5), in ticks; the name in field 2 may hold anything, so count from its end.
+/// Fields 14 and 15 of `proc_pid_stat(5)`, in ticks; the name in field 2 may hold anything, so count from its end.
 #[expect(clippy::cast_precision_loss, reason = "ticks of a few hours")]
 fn cpu(stat: &str) -> Option<f64> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();

@@ -1,4 +1,8 @@
 //! The results for people: a Markdown table and an HTML page with charts.
+#![expect(
+    clippy::let_underscore_must_use,
+    reason = "writing to a String cannot fail"
+)]
 
 use std::{fmt::Write as _, fs, path::Path};
 
@@ -149,7 +153,7 @@ fn figure(metric: Metric, value: f64) -> String {
         Metric::MemoryPerUnit => value / 1024.0,
         _ => value,
     };
-    let digits = if value >= 100.0 { 0 } else { 1 };
+    let digits = usize::from(value < 100.0);
     format!("{value:.digits$}")
 }
 

@@ -93,7 +93,7 @@ pub enum Mode {
 pub enum Against {
     /// No proxy.
     Direct,
-    /// HAProxy.
+    /// `HAProxy`.
     Haproxy,
     /// nginx.
     Nginx,
@@ -178,7 +178,7 @@ pub struct Goal {
 pub enum Rival {
     /// One.
     One(Against),
-    /// The better of HAProxy and nginx.
+    /// The better of `HAProxy` and nginx.
     Better,
     /// Nobody: the figure itself is bounded.
     Nobody,
@@ -257,6 +257,7 @@ impl Scenario {
 }
 
 /// All of them, in the order of reports.
+#[expect(clippy::too_many_lines, reason = "a table")]
 pub fn all() -> Vec<Scenario> {
     use Against::{Direct, Haproxy, Native};
     use Metric::{
@@ -286,7 +287,7 @@ pub fn all() -> Vec<Scenario> {
     };
     let many = Kind::Watches {
         events: 4,
-        every: Duration::from_millis(1000),
+        every: Duration::from_secs(1),
     };
     let watch_memory = goal(MemoryPerUnit, Nobody, 24.0 * 1024.0, 12.0 * 1024.0);
     let connection_memory = goal(MemoryPerUnit, Nobody, 64.0 * 1024.0, 32.0 * 1024.0);

@@ -17,8 +17,8 @@ use super::{
 };
 
 /// How long a proxy may take to be ready.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Long enough for sk_lookup keys to follow the listener (`steer::listeners::REFRESH_INTERVAL` and a margin).
+const PATIENCE: Duration = Duration::from_mins(1);
+/// Long enough for `sk_lookup` keys to follow the listener (`steer::listeners::REFRESH_INTERVAL` and a margin).
 const SETTLE: Duration = Duration::from_secs(5);
 
 /// The programs that take part.
@@ -28,7 +28,7 @@ pub struct Programs {
     pub mvp: PathBuf,
     /// `bench`: both load processes.
     pub bench: PathBuf,
-    /// HAProxy.
+    /// `HAProxy`.
     pub haproxy: Option<PathBuf>,
     /// nginx.
     pub nginx: Option<PathBuf>,
@@ -189,6 +189,10 @@ impl Target {
     }
 }
 
+#[expect(
+    clippy::too_many_lines,
+    reason = "mostly the flags of mvp run, one a line"
+)]
 async fn mvp(ground: &Ground, threads: usize, mode: Mode) -> Result<(SocketAddr, Child)> {
     let pki = |name: &str| ground.pki().join(name);
     let metrics = free_port()?;
