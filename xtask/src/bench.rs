@@ -14,6 +14,7 @@ use crate::{
 
 /// Options of `cargo xtask bench`.
 #[derive(Args, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub(crate) struct Options {
     /// Within ten minutes on two cores: short runs, three repeats.
     #[arg(long)]

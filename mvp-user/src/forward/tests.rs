@@ -25,9 +25,12 @@ fn map(lines: &[(&'static str, &str)]) -> HeaderMap {
         })
 }
 
+/// Header lines of a case.
+type Lines<'a> = &'a [(&'a str, &'a str)];
+
 #[test]
 fn only_spdy_and_websocket_named_by_connection_over_http_1_1_are_upgrades() {
-    let cases: [(&[(&str, &str)], Version, Option<&str>); 9] = [
+    let cases: [(Lines<'_>, Version, Option<&str>); 9] = [
         (
             &[("connection", "Upgrade"), ("upgrade", "websocket")],
             Version::HTTP_11,
@@ -88,7 +91,7 @@ fn only_spdy_and_websocket_named_by_connection_over_http_1_1_are_upgrades() {
 
 #[test]
 fn the_authority_comes_from_host_and_the_path_is_untouched() {
-    let cases: [(&str, &[(&str, &str)], Version, Result<&str, &str>); 8] = [
+    let cases: [(&str, Lines<'_>, Version, Result<&str, &str>); 8] = [
         (
             "/a%2Fb?x;y",
             &[("host", "h:6443")],
