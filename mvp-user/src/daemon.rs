@@ -29,7 +29,7 @@ use crate::{
         listen::{Control, Exposed},
     },
     api::ServerId,
-    config::{Config, Resolved, Setting, SteerMode},
+    config::{Config, Ktls, Resolved, Setting, SteerMode},
     discovery::{Discovery, courier::Courier},
     health::{self, Prober, Probing, link::Marker},
     metrics::Exposition,
@@ -169,6 +169,11 @@ pub fn run(Resolved { config, settings }: Resolved) -> anyhow::Result<()> {
     let files = listen::raise_descriptor_limit();
     tracing::debug!(files, "Descriptors");
     privileges::forbid_dumps().context("core dumps cannot be forbidden")?;
+    if config.ktls == Ktls::On {
+        tracing::warn!(
+            "--ktls=on: this version hands no TLS tunnel to the kernel; TLS stays in user space, as with --ktls=off"
+        );
+    }
     // `--listen` is the mode without eBPF.
     let steers = config.listen.is_empty() && config.steer != SteerMode::Never;
     let steering = if steers {
