@@ -16,6 +16,7 @@ mod order;
 mod setup;
 mod sh;
 mod test;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,8 @@ enum Verb {
     Test(test::Options),
     /// Compare mvp with no proxy and with other proxies, under load.
     Bench(bench::Options),
+    /// Run kernel tests on a stock Debian kernel in qemu.
+    VmTest(vm::Options),
     /// Show a mixed-version control plane on this machine, before and after mvp.
     Demo(demo::Options),
 }
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Verb::Lint(options) => lint::run(&options),
         Verb::Test(options) => test::run(&options),
         Verb::Bench(options) => bench::run(&options),
+        Verb::VmTest(options) => vm::run(&options),
         Verb::Demo(options) => demo::run(&options),
     };
     match outcome {

@@ -298,26 +298,32 @@ pub(crate) fn apt(packages: &[&str]) -> Result<()> {
         bail!("missing: {list} (there is no apt-get to install them with)");
     }
     println!("setup: installing Debian packages {list}");
-    let apt_get = |arguments: &[&str]| {
-        let mut command = if nix::unistd::geteuid().is_root() {
-            Command::new("apt-get")
-        } else {
-            let mut sudo = Command::new("sudo");
-            sudo.args(["-n", "apt-get"]);
-            sudo
-        };
-        command
-            .args(arguments)
-            .env("DEBIAN_FRONTEND", "noninteractive");
-        command
-    };
     let mut install = vec!["install", "-y", "--no-install-recommends"];
     install.extend(packages);
     if capture(&mut apt_get(&install)).is_ok() {
         return Ok(());
     }
     // The package lists may be missing or old.
-    capture(&mut apt_get(&["update"])).with_context(|| format!("missing: {list}"))?;
+    apt_update().with_context(|| format!("missing: {list}"))?;
     capture(&mut apt_get(&install)).with_context(|| format!("missing: {list}"))?;
     Ok(())
+}
+
+/// Has apt read its package lists again.
+pub(crate) fn apt_update() -> Result<()> {
+    capture(&mut apt_get(&["update"])).map(drop)
+}
+
+fn apt_get(arguments: &[&str]) -> Command {
+    let mut command = if nix::unistd::geteuid().is_root() {
+        Command::new("apt-get")
+    } else {
+        let mut sudo = Command::new("sudo");
+        sudo.args(["-n", "apt-get"]);
+        sudo
+    };
+    command
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive");
+    command
 }

@@ -43,9 +43,9 @@ enum Tier {
 
 /// How many passed and failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Totals {
-    passed: u64,
-    failed: u64,
+pub(crate) struct Totals {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
 }
 
 /// The verb.
@@ -120,7 +120,7 @@ impl Totals {
     }
 
     /// Reads libtest's summary of one binary: `test result: ok. 5 passed; 0 failed; …`.
-    fn parse(line: &str) -> Option<Self> {
+    pub(crate) fn parse(line: &str) -> Option<Self> {
         let rest = line.strip_prefix("test result: ")?;
         let number = |name: &str| -> Option<u64> {
             let before = rest.split(&format!(" {name}")).next()?;
