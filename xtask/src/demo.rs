@@ -27,12 +27,11 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     task::LocalSet,
 };
 
 use crate::{
-    lab::Host,
     setup,
     sh::{cargo, exec, target},
 };
@@ -129,15 +128,13 @@ fn mixed(options: &Options, chosen: &Chosen, mvp: &Path, directory: &Path) -> Re
         chosen.servers.kind(),
         versions.join(", ")
     ));
-    let cluster = Cluster::new(directory, mvp, chosen.servers.clone(), &versions)?;
-    outside(&cluster.outside.clone(), move || {
-        conduct(cluster, report, keep)
-    })
+    let versions = versions.map(str::to_owned);
+    let plan = Plan::new(chosen, mvp, directory, versions);
+    plan.run(async move |cluster, stop| conduct(cluster, stop, report, keep).await)
 }
 
 /// The rolling upgrade, several ways; whether what is promised holds.
 fn rolling(options: &Options, chosen: &Chosen, mvp: &Path, directory: &Path) -> Result<bool> {
-    let versions = [chosen.old.as_str(); 3];
     let mut rows = Vec::new();
     let mut holds = true;
     let wanted = |way: &rolling::Way| {
@@ -146,14 +143,17 @@ fn rolling(options: &Options, chosen: &Chosen, mvp: &Path, directory: &Path) -> 
     for way in rolling::WAYS.into_iter().filter(wanted) {
         let directory = directory.join(way.key);
         std::fs::create_dir(&directory)?;
-        let cluster = Cluster::new(&directory, mvp, chosen.servers.clone(), &versions)?;
+        let versions = [(); 3].map(|()| chosen.old.clone());
         let (report, new) = (Report::new(options.json), chosen.new.clone());
-        let row = outside(&cluster.outside.clone(), move || async move {
-            let mut cluster = cluster;
-            let row = unless_stopped(rolling::play(&mut cluster, &report, way, &new)).await;
-            report.finish();
-            row
-        })?;
+        let row = Plan::new(chosen, mvp, &directory, versions).run(
+            async move |mut cluster, mut stop| {
+                let row = stop
+                    .unless(rolling::play(&mut cluster, &report, way, &new))
+                    .await;
+                report.finish();
+                row
+            },
+        )?;
         holds &= row.holds() || !way.promised;
         if options.json {
             rolling::print(&row)?;
@@ -253,39 +253,88 @@ fn build(options: &Options, servers: &Servers) -> Result<PathBuf> {
     Ok(target().join(profile).join("mvp"))
 }
 
-/// Runs something on a thread that lives where the clients are.
-fn outside<T: Send + 'static, F: Future<Output = Result<T>>>(
-    host: &Host,
-    what: impl FnOnce() -> F + Send + 'static,
-) -> Result<T> {
-    let host = host.clone();
-    let driver = thread::Builder::new()
-        .name("clients".to_owned())
-        .spawn(move || {
-            host.enter()?;
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()?;
-            runtime.block_on(LocalSet::new().run_until(what()))
-        })?;
-    driver
-        .join()
-        .unwrap_or_else(|_| bail!("the driver panicked"))
+/// What a cluster is made of.
+struct Plan {
+    servers: Servers,
+    mvp: PathBuf,
+    directory: PathBuf,
+    versions: [String; 3],
 }
 
-/// Ctrl-C and SIGTERM end it like an error, so that everything is taken down.
-async fn unless_stopped<T>(what: impl Future<Output = Result<T>>) -> Result<T> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        outcome = what => outcome,
-        _ = terminate.recv() => Err(anyhow!("terminated")),
-        _ = interrupt.recv() => Err(anyhow!("interrupted")),
+impl Plan {
+    fn new(chosen: &Chosen, mvp: &Path, directory: &Path, versions: [String; 3]) -> Self {
+        let servers = chosen.servers.clone();
+        Self {
+            servers,
+            mvp: mvp.to_owned(),
+            directory: directory.to_owned(),
+            versions,
+        }
+    }
+
+    /// Makes the cluster and does something with it, on a thread that lives where the clients are. Whatever happens, the
+    /// cluster is taken down when it is dropped.
+    fn run<T, F>(self, what: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: AsyncFnOnce(Cluster, Stop) -> Result<T> + Send + 'static,
+    {
+        let driver = thread::Builder::new()
+            .name("clients".to_owned())
+            .spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()?;
+                runtime.block_on(LocalSet::new().run_until(async move {
+                    // Before anything is there that must be taken down.
+                    let stop = Stop::new()?;
+                    let versions = self.versions.each_ref().map(String::as_str);
+                    let cluster =
+                        Cluster::new(&self.directory, &self.mvp, self.servers, &versions)?;
+                    cluster.outside.enter()?;
+                    what(cluster, stop).await
+                }))
+            })?;
+        driver
+            .join()
+            .unwrap_or_else(|_| bail!("the driver panicked"))
     }
 }
 
-async fn conduct(mut cluster: Cluster, mut report: Report, keep: bool) -> Result<bool> {
-    let outcome = Box::pin(unless_stopped(play(&mut cluster, &mut report, keep))).await;
+/// Ctrl-C, SIGTERM and SIGHUP.
+#[derive(Debug)]
+struct Stop([Signal; 3]);
+
+impl Stop {
+    fn new() -> Result<Self> {
+        let [terminate, interrupt, hangup] = [
+            SignalKind::terminate(),
+            SignalKind::interrupt(),
+            SignalKind::hangup(),
+        ]
+        .map(signal);
+        Ok(Self([terminate?, interrupt?, hangup?]))
+    }
+
+    /// They end it like an error, so that everything is taken down.
+    async fn unless<T>(&mut self, what: impl Future<Output = Result<T>>) -> Result<T> {
+        let [terminate, interrupt, hangup] = &mut self.0;
+        tokio::select! {
+            outcome = what => outcome,
+            _ = terminate.recv() => Err(anyhow!("terminated")),
+            _ = interrupt.recv() => Err(anyhow!("interrupted")),
+            _ = hangup.recv() => Err(anyhow!("the terminal is gone")),
+        }
+    }
+}
+
+async fn conduct(
+    mut cluster: Cluster,
+    mut stop: Stop,
+    mut report: Report,
+    keep: bool,
+) -> Result<bool> {
+    let outcome = Box::pin(stop.unless(play(&mut cluster, &mut report, keep))).await;
     if let Err(error) = &outcome {
         let line = Line {
             name: "the demo itself".to_owned(),

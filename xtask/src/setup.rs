@@ -134,7 +134,7 @@ fn linked() -> Option<Toolchain> {
 /// Finds, or else installs, a tool chain with sources, and links it.
 fn link() -> Result<Toolchain> {
     if !has("rustup") {
-        println!("setup: rustup is not there; installing the sources of Debian's Rust");
+        eprintln!("setup: rustup is not there; installing the sources of Debian's Rust");
         apt(DEBIAN)?;
         return linked().context(
             "the cargo in PATH has no sources of core for eBPF: install rustup, or a rust-src that fits it",
@@ -152,7 +152,7 @@ fn link() -> Result<Toolchain> {
         return link_as(toolchain);
     }
     for name in candidates {
-        println!("setup: no tool chain has the sources of core; installing rust-src for {name}");
+        eprintln!("setup: no tool chain has the sources of core; installing rust-src for {name}");
         let mut rustup = Command::new("rustup");
         rustup.args(["toolchain", "install", name, "--profile", "minimal"]);
         rustup.args(["--component", "rust-src", "--no-self-update"]);
@@ -161,12 +161,12 @@ fn link() -> Result<Toolchain> {
                 if let Some(toolchain) = Toolchain::of_rustup(name).filter(Toolchain::has_sources) {
                     return link_as(toolchain);
                 }
-                println!("setup: {name} is too old or still has no sources");
+                eprintln!("setup: {name} is too old or still has no sources");
             }
-            Err(error) => println!("setup: {error:#}"),
+            Err(error) => eprintln!("setup: {error:#}"),
         }
     }
-    println!("setup: rustup could not help; installing Debian's tool chain");
+    eprintln!("setup: rustup could not help; installing Debian's tool chain");
     apt(DEBIAN)?;
     let toolchain = debian().filter(Toolchain::has_sources).context(
         "no tool chain with the sources of core (component rust-src) of Rust 1.95 or newer: \
@@ -189,7 +189,7 @@ fn pinned() -> Result<String> {
 }
 
 fn link_as(toolchain: Toolchain) -> Result<Toolchain> {
-    println!("setup: linking {toolchain} as rustup tool chain {TOOLCHAIN}");
+    eprintln!("setup: linking {toolchain} as rustup tool chain {TOOLCHAIN}");
     let mut rustup = Command::new("rustup");
     rustup.args(["toolchain", "link", TOOLCHAIN]);
     exec(rustup.arg(&toolchain.sysroot))?;
@@ -222,7 +222,7 @@ fn try_link(toolchain: &Toolchain) -> Result<bool> {
 
 /// Builds bpf-linker against the oldest LLVM that can read the compiler's bitcode.
 fn install_linker(toolchain: &Toolchain) -> Result<()> {
-    println!(
+    eprintln!(
         "setup: bpf-linker is missing or too old for LLVM {}",
         toolchain.llvm
     );
@@ -249,7 +249,7 @@ fn install_linker(toolchain: &Toolchain) -> Result<()> {
             toolchain.llvm
         );
     };
-    println!(
+    eprintln!(
         "setup: building bpf-linker with LLVM {version} from {}",
         prefix.display()
     );
@@ -297,7 +297,7 @@ pub(crate) fn apt(packages: &[&str]) -> Result<()> {
     if !has("apt-get") {
         bail!("missing: {list} (there is no apt-get to install them with)");
     }
-    println!("setup: installing Debian packages {list}");
+    eprintln!("setup: installing Debian packages {list}");
     let mut install = vec!["install", "-y", "--no-install-recommends"];
     install.extend(packages);
     if capture(&mut apt_get(&install)).is_ok() {
