@@ -1,4 +1,5 @@
 //! The guest: what its initramfs holds, its boot, and what it says on the serial line. Not for choosing tests.
+#![expect(clippy::disallowed_types, reason = "wall time of a child process")]
 
 use std::{
     fmt::Write as _,
@@ -80,7 +81,8 @@ impl Image {
     /// Has the guest run a program that is inside.
     pub(super) fn run(&mut self, inside: &str, arguments: &[&str]) {
         let arguments = arguments.join(" ");
-        self.tests += &format!("{inside} {arguments} </dev/null 2>&1 || rc=1\n");
+        let line = format!("{inside} {arguments} </dev/null 2>&1 || rc=1\n");
+        self.tests.push_str(&line);
     }
 
     pub(super) fn write(mut self, to: &Path) -> Result<()> {
