@@ -81,6 +81,8 @@ struct Nearest {
 struct Link {
     stream: TlsStream<TcpStream>,
     server: Arc<Server>,
+    /// Since this connection was made.
+    was_up: bool,
     look: Interval,
 }
 
@@ -150,6 +152,7 @@ impl Nearest {
                     return Ok(TokioIo::new(Link {
                         stream,
                         server,
+                        was_up: false,
                         look,
                     }));
                 }
@@ -200,8 +203,11 @@ impl AsyncRead for Link {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         while self.look.poll_tick(cx).is_ready() {
-            if self.server.health() == Health::Draining {
-                return Poll::Ready(Ok(()));
+            // A server that stops closes its listener at once, so that it looks like one that is down.
+            match self.server.health() {
+                Health::Up => self.was_up = true,
+                Health::Draining | Health::Down if self.was_up => return Poll::Ready(Ok(())),
+                Health::Draining | Health::Down | Health::Starting => {}
             }
         }
         Pin::new(&mut self.stream).poll_read(cx, buf)
