@@ -24,12 +24,14 @@ mod node;
 mod room;
 #[cfg(test)]
 mod tests;
+mod watched;
 
 use hello::{Hello, Verdict};
 use metrics::Metrics;
 pub use metrics::Outcome;
 use node::NodeAddresses;
-pub use room::{Room, Slot};
+pub use room::{Bound, Room, Slot};
+pub use watched::Watched;
 
 /// For the handshake as a whole: kube-apiserver's (its read header time-out), so that slow smart cards still get in.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(32);
@@ -37,6 +39,8 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(32);
 const KEEPALIVE: Duration = Duration::from_mins(3);
 /// After a stop was asked for, connections already on their way are still accepted, for at least this long.
 pub const LINGER: Duration = Duration::from_secs(3);
+/// How soon an acceptor that has no room looks whether there is some.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// And for at most this long: half-open handshakes may be those of a SYN flood, or of another listener.
 pub const LINGER_AT_MOST: Duration = Duration::from_secs(15);
 
@@ -106,18 +110,13 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Shared by all accepting threads. `max_connections` is the bound that [`Room`] tells the steerer; `secure_port` is
-    /// the steered port, whose half-open handshakes are waited for at a stop.
-    pub fn new(
-        tls: Arc<Tls>,
-        table: Arc<Table>,
-        max_connections: usize,
-        secure_port: u16,
-    ) -> Arc<Self> {
+    /// Shared by all accepting threads. `bound` is how many connections there may be, and who sees to it; `secure_port`
+    /// is the steered port, whose half-open handshakes are waited for at a stop.
+    pub fn new(tls: Arc<Tls>, table: Arc<Table>, bound: Bound, secure_port: u16) -> Arc<Self> {
         Arc::new(Self {
             tls,
             table,
-            room: Arc::new(Room::new(max_connections)),
+            room: Arc::new(Room::new(bound)),
             node: NodeAddresses::default(),
             metrics: Metrics::default(),
             secure_port,
@@ -157,9 +156,18 @@ impl Acceptor {
             .collect();
         ports.push(self.secure_port);
         let mut stopping: Option<Instant> = None;
+        let mut waiting = false;
         let mut tick = interval(Duration::from_millis(200));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            let full = self.room.refuses();
+            if full && !waiting {
+                tracing::warn!(
+                    connections = self.room.max(),
+                    "At --max-connections: further clients wait in the kernel's queue"
+                );
+            }
+            waiting = full;
             tokio::select! {
                 biased;
                 _ = tick.tick(), if stopping.is_some() => {
@@ -177,7 +185,9 @@ impl Acceptor {
                     drop(stopped);
                     stopping = Some(Instant::now());
                 }
-                accepted = accept(&listeners) => match accepted {
+                // Connections of other threads end unseen here.
+                () = sleep(LOOK_AGAIN), if full => {}
+                accepted = accept(&listeners), if !full => match accepted {
                     Ok(accepted) => self.start(accepted, &mut tasks, &handler),
                     Err(error) => self.accept_failed(&error).await,
                 },

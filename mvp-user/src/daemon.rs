@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::Context as _;
 use prometheus_client::metrics::counter::Counter;
+use sd_notify::NotifyState;
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
@@ -23,7 +24,7 @@ use tokio::{
 };
 
 use crate::{
-    accept::Acceptor,
+    accept::{Acceptor, Bound},
     admin::{
         self, State,
         listen::{Control, Exposed},
@@ -48,6 +49,7 @@ use crate::{
 mod desk;
 pub mod existing;
 pub mod pulse;
+mod service;
 pub mod steering;
 
 use desk::Desk;
@@ -104,10 +106,14 @@ impl Parts {
         let dialer = Arc::new(Dialer::new(config.exempt_source, Arc::clone(&tls), exempt));
         let prober = Prober::new(Arc::clone(&table));
         let learner = Learner::new(Arc::clone(&table));
+        let bound = match steering {
+            Some(_) => Bound::Steering(config.max_connections),
+            None => Bound::Accepting(config.max_connections),
+        };
         let acceptor = Acceptor::new(
             Arc::clone(&tls),
             Arc::clone(&table),
-            config.max_connections,
+            bound,
             config.secure_port,
         );
         let courier = Courier::new();
@@ -260,7 +266,7 @@ impl House {
     /// From the first thread to the end of the drain.
     async fn live(self, sockets: Sockets) -> anyhow::Result<()> {
         let (draining, drain) = watch::channel(false);
-        let desk = Desk::new(&self, drain.clone());
+        let desk = Arc::new(Desk::new(&self, drain.clone()));
         let control = Control::bind(self.parts.config.control_socket.as_deref())
             .context("the control socket")?;
         let exposed = Exposed::bind(self.parts.config.metrics_listen)
@@ -276,7 +282,7 @@ impl House {
             prober: self.parts.prober.clone(),
             config: Arc::clone(&self.parts.config),
             settings: self.settings,
-            daemon: Arc::new(desk),
+            daemon: Arc::<Desk>::clone(&desk),
         });
         spawn_local(admin::run(
             state,
@@ -285,8 +291,11 @@ impl House {
             Some(exposed),
         ));
 
+        service::tell(&[NotifyState::Ready]);
+        spawn_local(service::keep_informed(desk, self.helm.clone()));
         wait_for_signal().await?;
         tracing::info!("Stopping");
+        service::tell(&[NotifyState::Stopping, NotifyState::Status("draining")]);
         draining.send_replace(true);
         if let (Some(task), Some(steering)) = (steer, self.steering) {
             if let Err(error) = task.await {
@@ -297,12 +306,23 @@ impl House {
         stop.send_replace(true);
         // The threads send their clients away once nothing more can arrive: see `DataThread::serve`.
         let all = async { while drained.recv().await.is_some() {} };
-        if timeout(self.parts.config.drain_timeout, all).await.is_err() {
-            let connections = self.parts.acceptor.room().open();
-            tracing::warn!(
-                connections,
-                "Connections are closed at the end of --drain-timeout"
-            );
+        let connections = || self.parts.acceptor.room().open();
+        tokio::select! {
+            drained = timeout(self.parts.config.drain_timeout, all) => {
+                if drained.is_err() {
+                    tracing::warn!(
+                        connections = connections(),
+                        "Connections are closed at the end of --drain-timeout"
+                    );
+                }
+            }
+            again = wait_for_signal() => {
+                again?;
+                tracing::warn!(
+                    connections = connections(),
+                    "Connections are closed: a second signal came"
+                );
+            }
         }
         tracing::info!("Stopped");
         Ok(())

@@ -33,6 +33,7 @@ use crate::{
 
 mod conn;
 mod metrics;
+mod patience;
 mod self_check;
 mod visit;
 

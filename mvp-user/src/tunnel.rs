@@ -15,7 +15,10 @@ use tokio::{
 };
 use tokio_rustls::{client, server};
 
-use crate::splice::{self, Count, Way};
+use crate::{
+    accept::Watched,
+    splice::{self, Count, Way},
+};
 
 /// What is moved at a time in user space.
 const BUFFER: usize = 16 * 1024;
@@ -61,10 +64,10 @@ impl Half {
     /// The client's connection after a 101.
     pub fn client(upgraded: Upgraded) -> io::Result<Self> {
         let parts = upgraded
-            .downcast::<TokioIo<server::TlsStream<TcpStream>>>()
+            .downcast::<TokioIo<Watched>>()
             .map_err(|_other| io::Error::other("the client's connection is not TLS over TCP"))?;
         Ok(Self {
-            io: Io::Client(Box::new(parts.io.into_inner())),
+            io: Io::Client(Box::new(parts.io.into_inner().into_inner())),
             early: parts.read_buf,
         })
     }

@@ -12,22 +12,32 @@ use std::{
 use prometheus_client::{metrics::gauge::Gauge, registry::Registry};
 use tokio::time::Instant;
 
+/// How many client connections there may be (`--max-connections`), and who sees to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bound {
+    /// The steerer, by not steering: what was steered is accepted in any case.
+    Steering(usize),
+    /// The acceptor, by not accepting (`--listen`, where there is nobody else to go to): clients wait in the kernel's
+    /// queue of at most `somaxconn`, as with other proxies' `maxconn`.
+    Accepting(usize),
+}
+
 /// How many client connections there are, against the bound. Shared with the steerer (reason *full*): the bound is
 /// kept by not steering, never by refusing what was steered (design 2).
 #[derive(Debug)]
 pub struct Room {
     open: Gauge,
-    max: usize,
+    bound: Bound,
     started: Instant,
     /// Milliseconds after `started` of the last time accept failed for lack of room, plus one; zero: never.
     exhausted: AtomicU64,
 }
 
 impl Room {
-    pub(super) fn new(max: usize) -> Self {
+    pub(super) fn new(bound: Bound) -> Self {
         Self {
             open: Gauge::default(),
-            max,
+            bound,
             started: Instant::now(),
             exhausted: AtomicU64::new(0),
         }
@@ -40,7 +50,14 @@ impl Room {
 
     /// The bound (`--max-connections`).
     pub const fn max(&self) -> usize {
-        self.max
+        match self.bound {
+            Bound::Steering(max) | Bound::Accepting(max) => max,
+        }
+    }
+
+    /// Whether nothing is to be accepted now.
+    pub(super) fn refuses(&self) -> bool {
+        matches!(self.bound, Bound::Accepting(max) if self.open() >= max)
     }
 
     /// Whether accept failed for lack of descriptors or memory within the last `period`.
@@ -140,12 +157,13 @@ mod tests {
 
     #[test]
     fn exhaustion_is_remembered_for_a_while_and_slots_are_counted() {
-        let room = Arc::new(Room::new(10));
+        let room = Arc::new(Room::new(Bound::Steering(10)));
         assert!(!room.exhausted_within(Duration::from_hours(1)));
         room.note_exhaustion();
         assert!(room.exhausted_within(Duration::from_secs(1)));
         let slots = [room.enter(), room.enter()];
         assert_eq!(room.open(), 2);
+        assert!(!room.refuses());
         drop(slots);
         assert_eq!(room.open(), 0);
     }

@@ -31,11 +31,11 @@ struct Rig {
 
 impl Rig {
     /// Inside a `LocalSet`.
-    async fn new() -> Self {
+    async fn new(bound: Bound) -> Self {
         let pki = Pki::new();
         let local = Server::new(ServerId::Local, "127.0.0.1:6443".parse().unwrap());
         let table = Arc::new(Table::new(Arc::new(local)));
-        let acceptor = Acceptor::new(pki.load(), table, 100, 6443);
+        let acceptor = Acceptor::new(pki.load(), table, bound, 6443);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = watch::channel(false);
@@ -116,11 +116,31 @@ impl Rig {
 }
 
 fn in_local_set(test: impl AsyncFnOnce(Rig)) {
+    in_local_set_with(Bound::Steering(100), test);
+}
+
+fn in_local_set_with(bound: Bound, test: impl AsyncFnOnce(Rig)) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
-    LocalSet::new().block_on(&runtime, async move { test(Rig::new().await).await });
+    LocalSet::new().block_on(&runtime, async move { test(Rig::new(bound).await).await });
+}
+
+#[test]
+fn at_its_bound_a_listener_of_its_own_lets_clients_wait_until_one_has_left() {
+    in_local_set_with(Bound::Accepting(2), async |rig| {
+        let config = || rig.pki.client(&TLS13, None, &[]);
+        let first = rig.tls(config()).await;
+        let _second = rig.tls(config()).await;
+        let mut third = Box::pin(rig.tls(config()));
+        let waits = timeout(Duration::from_millis(300), &mut third).await;
+        assert!(waits.is_err(), "although the kernel has connected it");
+        assert_eq!(rig.acceptor.room().open(), 2);
+        drop(first);
+        let _third = third.await;
+        assert_eq!(rig.acceptor.room().open(), 2);
+    });
 }
 
 #[test]
@@ -487,7 +507,9 @@ fn with_paused_time(test: impl AsyncFnOnce(Rig)) {
         .start_paused(true)
         .build()
         .unwrap();
-    LocalSet::new().block_on(&runtime, async move { test(Rig::new().await).await });
+    LocalSet::new().block_on(&runtime, async move {
+        test(Rig::new(Bound::Steering(100)).await).await;
+    });
 }
 
 #[test]

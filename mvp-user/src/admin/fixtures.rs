@@ -46,6 +46,7 @@ impl Daemon for Puppet {
             mode: mode.to_owned(),
             state: if mode == "never" { "off" } else { "on" }.to_owned(),
             why: if mode == "never" { "never" } else { "skew" }.to_owned(),
+            detail: String::new(),
             since: 61,
             percent: 100 - self.percent.load(Ordering::Relaxed),
             lookups: [("steered".to_owned(), 12), ("off".to_owned(), 3)].into(),

@@ -38,6 +38,9 @@ pub struct Steering {
     pub state: String,
     /// The reason, one word.
     pub why: String,
+    /// What `auto` steers for, in full: the server and what it has that local lacks; empty: there is nothing to add.
+    #[serde(default)]
+    pub detail: String,
     /// Since the state last changed.
     pub since: u64,
     /// Share of client addresses that is steered.

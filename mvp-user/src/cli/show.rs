@@ -227,12 +227,21 @@ pub(super) fn status(status: &Status, page: Page) -> String {
     out
 }
 
+/// The reason, as full as it is known.
+fn because(steering: &Steering) -> &str {
+    if steering.detail.starts_with(&steering.why) {
+        &steering.detail
+    } else {
+        &steering.why
+    }
+}
+
 fn steering_line(steering: &Steering) -> String {
     let mut line = format!(
         "{} for {} ({}), mode {}",
         steering.state,
         age(steering.since),
-        steering.why,
+        because(steering),
         steering.mode
     );
     if steering.percent != 100 {
@@ -250,7 +259,7 @@ pub(super) fn steering(steering: &Steering, page: Page) -> String {
         &[
             ("steering", steering.state.clone()),
             ("for", age(steering.since)),
-            ("because", steering.why.clone()),
+            ("because", because(steering).to_owned()),
             ("mode", steering.mode.clone()),
             ("share", format!("{} %", steering.percent)),
             (

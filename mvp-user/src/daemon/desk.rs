@@ -86,6 +86,7 @@ impl admin::Daemon for Desk {
             }
             .to_owned(),
             why: state.reason.to_owned(),
+            detail: state.detail,
             since,
             percent: self.percent.load(Ordering::Relaxed),
             lookups: counters

@@ -34,6 +34,7 @@ pub async fn tend(parts: &Parts, helm: &Helm) {
     let mut proven = helm.proven.subscribe();
     let mut last: Option<Instant> = None;
     let mut on_since: Option<Instant> = None;
+    let mut forced = false;
     loop {
         let on = state.borrow_and_update().switch == Switch::On;
         let differ = *proven.borrow_and_update();
@@ -41,12 +42,16 @@ pub async fn tend(parts: &Parts, helm: &Helm) {
             on_since.get_or_insert_with(Instant::now);
         } else {
             on_since = None;
+            forced = false;
         }
+        let force = matches!((config.existing_deadline, on_since), (Some(deadline), Some(since)) if since.elapsed() >= deadline);
         let local = locals(helm);
-        let due = last.is_none_or(|last| last.elapsed() >= config.drain_interval);
+        // The deadline does not wait for the interval.
+        let due =
+            last.is_none_or(|last| last.elapsed() >= config.drain_interval) || force && !forced;
         if on && differ && due && config.existing == Existing::Drain {
             last = Some(Instant::now());
-            let force = matches!((config.existing_deadline, on_since), (Some(deadline), Some(since)) if since.elapsed() >= deadline);
+            forced = force;
             let options = DrainOptions {
                 idle: config.drain_idle,
                 force,

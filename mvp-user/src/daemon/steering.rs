@@ -176,6 +176,8 @@ impl Memory {
             .to_owned();
         let bound = fs::read_to_string(format!("/sys/fs/cgroup{group}/memory.max"))
             .or_else(|_| fs::read_to_string("/sys/fs/cgroup/memory.max"))
+            // cgroup v1, as a container sees it; no bound is a number larger than any memory.
+            .or_else(|_| fs::read_to_string("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
             .ok()
             .and_then(|text| text.trim().parse().ok());
         Self { bound }
@@ -216,12 +218,13 @@ pub async fn steer(
     let memory = Memory::new();
     let mut changes = parts.table.changed.subscribe();
     let mut modes = helm.mode.subscribe();
-    let mut told = None;
+    let mut told: Option<Switch> = None;
     let mut listener = false;
     loop {
         let mode = *modes.borrow_and_update();
         let stop = *draining.borrow_and_update();
-        let wanted = policy.judge(&parts.table, &parts.learner.view(), Instant::now());
+        let steered = matches!(told, Some(Switch::On | Switch::Full));
+        let wanted = policy.judge(&parts.table, &parts.learner.view(), steered, Instant::now());
         helm.proven.send_if_modified(|proven| {
             let before = *proven;
             *proven = policy.is_proven(Instant::now());
@@ -246,13 +249,24 @@ pub async fn steer(
                 Ok(()) => {}
                 Err(error) => tracing::error!(%error, ?switch, "Steering cannot be switched"),
             }
-            if told == Some(Switch::On) && switch == Switch::Off && !stop {
+            if steered && switch == Switch::Off && !stop {
                 // Clients come back directly (design 3).
                 parts.leave.send_modify(|epoch| *epoch += 1);
             }
         }
-        let changed = helm.state.borrow().reason != reason || told != Some(switch);
-        if changed {
+        let (again, reworded) = {
+            let before = helm.state.borrow();
+            (
+                before.reason != reason || told != Some(switch),
+                before.detail != detail,
+            )
+        };
+        if reworded && !again {
+            // Another server, or another difference: worth showing, not worth a line.
+            helm.state
+                .send_modify(|state| state.detail.clone_from(&detail));
+        }
+        if again {
             tracing::info!(?switch, reason, detail, "Steering");
             helm.state.send_replace(Steered {
                 switch,

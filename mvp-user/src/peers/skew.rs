@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::View;
 use crate::{
-    api::{Gvr, ServerId, Verbs},
+    api::{Gvr, ServerId, Verb, Verbs},
     config::LocalDown,
     table::{Catalogue, Freshness, Health, Membership, Served, Table},
 };
@@ -49,7 +49,7 @@ pub enum Reason {
 pub struct Policy {
     local_down: LocalDown,
     off_delay: Duration,
-    /// When there last was a reason of `auto` to steer.
+    /// When there last was a reason of `auto` that needs a quiet period after it.
     wanted_at: Option<Instant>,
     /// Since when a fresh catalogue of a reachable peer holds something that a fresh local lacks.
     proven_since: Option<Instant>,
@@ -85,7 +85,8 @@ impl fmt::Display for Missing {
         if let Some(subresource) = &self.subresource {
             write!(f, "/{subresource}")?;
         }
-        write!(f, " {:?}", self.verbs)
+        let verbs: Vec<&str> = self.verbs.iter().map(Verb::as_str).collect();
+        write!(f, " ({})", verbs.join(", "))
     }
 }
 
@@ -102,11 +103,19 @@ impl Policy {
     }
 
     /// Judges anew: why `auto` steers now; none: it does not. Call it when the table changed and at
-    /// [`Policy::recheck`].
-    pub fn judge(&mut self, table: &Table, view: &View, now: Instant) -> Option<Reason> {
+    /// [`Policy::recheck`]. `steering`: whether connections are steered now. Only what was steered for has a quiet
+    /// period after it, so that a start, at which nothing is known for a moment, does not cost a minute of steering; and
+    /// a peer that is unread needs none, because it becomes that only once.
+    pub fn judge(
+        &mut self,
+        table: &Table,
+        view: &View,
+        steering: bool,
+        now: Instant,
+    ) -> Option<Reason> {
         self.note_proven(table, now);
         let reason = self.reason(table, view, now);
-        if reason.is_some() {
+        if steering && matches!(reason, Some(Reason::Skew(_) | Reason::LocalDown)) {
             self.wanted_at = Some(now);
         }
         let quiet = self.quiet_until().is_some_and(|until| now < until);

@@ -16,7 +16,11 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-use super::Visit;
+use super::{
+    Visit,
+    patience::{IDLE, Patience},
+};
+use crate::accept::Watched;
 
 /// Bound of a request's headers.
 const MAX_HEADERS: u32 = 1024 * 1024;
@@ -24,8 +28,6 @@ const MAX_HEADERS: u32 = 1024 * 1024;
 const READ_AHEAD: usize = 64 * 1024;
 /// Header lines of one HTTP/1.1 request: a user of 1,000 groups behind a front proxy, and then some.
 const MAX_HEADER_LINES: usize = 2000;
-/// How long a request's headers may take.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(32);
 /// Streams of one client connection; kube-apiserver's, so that one upstream connection has room for them.
 const MAX_STREAMS: u32 = 100;
 const STREAM_WINDOW: u32 = 256 * 1024;
@@ -45,10 +47,11 @@ pub(super) async fn serve_h1(
         let visit = Rc::clone(visit);
         service_fn(move |request| Rc::clone(&visit).answer(request))
     };
+    let io = Watched::new(io);
     let mut connection = pin!(
         http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEADER_TIMEOUT)
+            .timer(Patience(io.read()))
+            .header_read_timeout(IDLE)
             .max_headers(MAX_HEADER_LINES)
             .max_header_size(MAX_HEADERS as usize)
             .max_buf_size(MAX_HEADERS as usize + READ_AHEAD)

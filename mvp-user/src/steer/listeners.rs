@@ -186,10 +186,11 @@ impl Watcher {
         Ok(changed)
     }
 
-    /// Forgets all verdicts, to be called when the serving certificate was replaced; the keys
-    /// stay until the next refresh has judged anew.
+    /// Judges other programs anew, to be called when the serving certificate was replaced. A socket
+    /// that was kube-apiserver's stays that: it shows its old certificate until it has read the
+    /// files, which can be a minute after mvp.
     pub fn forget(&mut self) {
-        self.judged.clear();
+        self.judged.retain(|_, (whose, _)| *whose == Whose::Local);
     }
 
     /// Who listened at the last refresh.

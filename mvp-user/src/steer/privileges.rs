@@ -36,7 +36,7 @@ impl Needs {
             kept |= CapabilitySet::NET_ADMIN;
         }
         if self.reading_files {
-            kept |= CapabilitySet::DAC_READ_SEARCH | CapabilitySet::DAC_OVERRIDE;
+            kept |= CapabilitySet::DAC_READ_SEARCH;
         }
         kept
     }

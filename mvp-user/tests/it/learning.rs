@@ -81,6 +81,7 @@ async fn two_versions_are_learnt_and_their_difference_is_a_reason_to_steer() {
     let reason = Policy::new(LocalDown::Failover, 60 * SECOND).judge(
         table,
         &room.learner().view(),
+        true,
         tokio::time::Instant::now(),
     );
     let Some(Reason::Skew(missing)) = reason else {

@@ -7,7 +7,7 @@ use bench::{
     pki::{ClusterPki, Issued},
 };
 use mvp_user::{
-    accept::Acceptor,
+    accept::{Acceptor, Bound},
     api::{GroupVersion, Gvr, ServerId, Verb, Verbs},
     config::{
         self, Config, Existing, Ktls, LocalDown, LogFormat, RequestHeaders, SteerMode, TlsConfig,
@@ -292,7 +292,7 @@ impl Plane {
         let acceptor = Acceptor::new(
             tls,
             Arc::clone(&table),
-            config.max_connections,
+            Bound::Accepting(config.max_connections),
             config.secure_port,
         );
         socket.set_nonblocking(true).unwrap();
