@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything that can fail, in the order of its price: lints, unit and
-//! property tests, integration tests over loopback, kernel tests in namespaces as root.
+//! property tests, integration tests over loopback, kernel tests in namespaces as root. What takes
+//! minutes is `cargo xtask test soak`, and only that.
 //!
 //! The last line says how many passed and failed, counted from what really ran: each test, and
 //! each check of `lint.rs`. A test binary that does not build counts as one failure.
@@ -39,6 +40,8 @@ enum Tier {
     Kernel,
     /// Lints and all of the above.
     All,
+    /// What takes minutes: servers that are away for long, definitions that come and go; root, or sudo.
+    Soak,
 }
 
 /// How many passed and failed.
@@ -81,6 +84,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if wants(Tier::Kernel) {
         println!("== kernel tests");
         totals.add(count(&mut kernel(), &options.arguments)?);
+    }
+    if options.tier == Tier::Soak {
+        println!("== soak tests: about ten minutes");
+        let mut arguments = ["--ignored", "soak_", "--nocapture", "--test-threads=4"]
+            .map(str::to_owned)
+            .to_vec();
+        arguments.extend(options.arguments.iter().cloned());
+        totals.add(count(&mut kernel(), &arguments)?);
     }
     println!("{} passed, {} failed", totals.passed, totals.failed);
     if totals.failed > 0 {
