@@ -15,7 +15,7 @@ use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use tokio::time::Sleep;
 
-use super::{conn::Wire, log::Entry};
+use super::{log::Entry, wire::Wire};
 
 type Events = Pin<Box<dyn Stream<Item = Result<Bytes, Infallible>> + Send>>;
 

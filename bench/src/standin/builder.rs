@@ -1,94 +1,40 @@
 //! Building a server: what it serves, whom it knows, how it lives.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
-    time::Duration,
 };
 
-use anyhow::Context as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::{
     authn::{Authentication, RequestHeader, User},
     authz::Rule,
-    conn,
-    handle::{Handle, live},
-    keeper,
-    model::{self, Release, Resource, Serving},
-    server::{self, Limits},
+    life::Timing,
+    model::{Release, Resource, Serving},
+    server::Limits,
     store::Store,
-    tls::{self, Protocols},
+    tls::Protocols,
 };
 use crate::pki::{ClusterPki, Issued};
-
-/// How long each step of a server's life takes, and how its endpoint is kept.
-#[derive(Debug, Clone, Copy)]
-pub struct Timing {
-    /// 503 to everything after the listener is there.
-    pub starting: Duration,
-    /// Incomplete discovery with 200, /readyz red (a real one: about 2 s).
-    pub incomplete: Duration,
-    /// After the stop began: /readyz red, everything works.
-    pub delaying: Duration,
-    /// 429 to new requests.
-    pub refusing: Duration,
-    /// 503 to new requests; watches have ended.
-    pub stopping: Duration,
-    /// How long the end waits for answers in flight.
-    pub draining: Duration,
-    /// How long the endpoint outlives a killed server (a real one: 15 s).
-    pub endpoint_ttl: Duration,
-    /// How often it is renewed, and others' ended ones are removed (10 s).
-    pub endpoint_every: Duration,
-}
-
-impl Timing {
-    /// Ready at once, stopped at once: for tests that are about something else.
-    pub fn prompt() -> Self {
-        Self {
-            starting: Duration::ZERO,
-            incomplete: Duration::ZERO,
-            delaying: Duration::ZERO,
-            refusing: Duration::ZERO,
-            stopping: Duration::ZERO,
-            draining: Duration::from_secs(2),
-            endpoint_ttl: Duration::from_secs(15),
-            endpoint_every: Duration::from_secs(10),
-        }
-    }
-
-    /// As measured on real servers of v1.34 and v1.36, stop sequence included.
-    pub fn real() -> Self {
-        Self {
-            starting: Duration::from_millis(300),
-            incomplete: Duration::from_secs(2),
-            delaying: Duration::ZERO,
-            refusing: Duration::from_secs(1),
-            stopping: Duration::from_millis(500),
-            draining: Duration::from_secs(10),
-            ..Self::prompt()
-        }
-    }
-}
 
 /// Builds a server; see [`Standin::builder`].
 #[derive(Debug, Clone)]
 pub struct Builder {
-    release: Release,
-    serving: Serving,
-    store: Store,
-    name: String,
+    pub(super) release: Release,
+    pub(super) serving: Serving,
+    pub(super) store: Store,
+    pub(super) name: String,
     pub(super) bind: SocketAddr,
-    advertise: Option<SocketAddr>,
-    certificate: Option<Arc<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>>,
-    authentication: Authentication,
-    rules: Vec<Rule>,
-    protocols: Protocols,
-    limits: Limits,
+    pub(super) advertise: Option<SocketAddr>,
+    pub(super) certificate: Option<Arc<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>>,
+    pub(super) authentication: Authentication,
+    pub(super) rules: Vec<Rule>,
+    pub(super) protocols: Protocols,
+    pub(super) limits: Limits,
     pub(super) timing: Timing,
-    threads: usize,
-    loopback_client: bool,
+    pub(super) threads: usize,
+    pub(super) loopback_client: bool,
 }
 
 /// The way in.
@@ -270,82 +216,4 @@ impl Builder {
         self.loopback_client = on;
         self
     }
-
-    /// Starts it and waits until it is ready.
-    pub async fn start(self) -> anyhow::Result<Handle> {
-        let handle = self.start_without_waiting().await?;
-        handle.ready().await;
-        Ok(handle)
-    }
-
-    /// Starts it and returns as soon as it listens.
-    #[expect(
-        clippy::unused_async,
-        reason = "like its sibling, so that callers may change between them"
-    )]
-    pub async fn start_without_waiting(mut self) -> anyhow::Result<Handle> {
-        let certificate = self
-            .certificate
-            .clone()
-            .context("the server has no serving certificate")?;
-        let catalogue = model::base(self.release, self.serving.all_apis)?.with(&self.serving)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(self.threads)
-            .thread_name("stand-in")
-            .enable_all()
-            .build()
-            .context("no runtime for the server")?;
-        let listener = {
-            let _inside = runtime.enter();
-            conn::bind(self.bind).with_context(|| format!("{} cannot be listened on", self.bind))?
-        };
-        // A restart comes back at the same place.
-        self.bind = listener.local_addr()?;
-        let advertise = self.advertise.unwrap_or_else(|| reachable(self.bind));
-        let server = server::Server::new(server::Parts {
-            name: self.name.clone(),
-            bind: self.bind,
-            advertise,
-            store: self.store.clone(),
-            catalogue,
-            authentication: self.authentication.clone(),
-            rules: self.rules.clone(),
-            serving: tls::certified(certificate.0.clone(), certificate.1.clone_key())?,
-            protocols: self.protocols,
-            limits: self.limits,
-        })?;
-        let pace = keeper::Pace {
-            ttl: self.timing.endpoint_ttl,
-            every: self.timing.endpoint_every,
-        };
-        {
-            let _inside = runtime.enter();
-            conn::listen(&server, listener);
-            server.spawn(live(
-                Arc::clone(&server),
-                self.timing,
-                pace,
-                self.loopback_client,
-            ));
-        }
-        Ok(Handle {
-            server,
-            runtime: std::sync::Mutex::new(Some(runtime)),
-            builder: self,
-        })
-    }
-}
-
-/// The address by which others reach a server that listens on all: that of the default route, as kube-apiserver chooses it.
-fn reachable(bound: SocketAddr) -> SocketAddr {
-    if !bound.ip().is_unspecified() {
-        return bound;
-    }
-    // Connecting a UDP socket sends nothing; it only asks the routing table (TEST-NET-1).
-    let asked = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
-        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
-        socket.local_addr()
-    });
-    let address = asked.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip());
-    SocketAddr::new(address, bound.port())
 }

@@ -5,10 +5,11 @@ use http::{HeaderValue, Method, StatusCode, header};
 use serde_json::Value;
 
 use super::{
+    call::Call,
+    documents::Which,
     forms::{self, Encoding, GroupVersion, LegacyGroup},
     reply::{Reply, not_found, reply},
-    serve::Call,
-    server::{Phase, Which},
+    server::Phase,
     status::Status,
 };
 

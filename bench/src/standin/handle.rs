@@ -1,7 +1,7 @@
 //! A running server: its life from start to end, and everything a test may do to it or ask it.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
@@ -13,11 +13,13 @@ use tokio::runtime::Runtime;
 use super::{
     authn::Authentication,
     authz::Rule,
-    builder::{Builder, Timing},
+    builder::Builder,
     conn,
     faults::Fault,
     keeper,
+    life::{live, stop},
     log::{Connection, Seen},
+    model,
     server::{self, Limits, Phase},
     store::Store,
     tls::{self, Protocols},
@@ -261,63 +263,82 @@ impl Handle {
     }
 }
 
-async fn stop(server: Arc<server::Server>, timing: Timing) {
-    server.phase.send_replace(Phase::Delaying);
-    if let Err(error) = keeper::retract(&server).await {
-        tracing::warn!(%error, "The endpoint could not be taken away");
+impl Builder {
+    /// Starts it and waits until it is ready.
+    pub async fn start(self) -> anyhow::Result<Handle> {
+        let handle = self.start_without_waiting().await?;
+        handle.ready().await;
+        Ok(handle)
     }
-    tokio::time::sleep(timing.delaying).await;
-    if !timing.refusing.is_zero() {
-        server.phase.send_replace(Phase::Refusing);
-        tokio::time::sleep(timing.refusing).await;
-    }
-    server.phase.send_replace(Phase::Stopping);
-    tokio::time::sleep(timing.stopping).await;
-    drop(conn::refuse(&server, true).await);
-    let wires = server.wires();
-    for wire in &wires {
-        wire.go_away();
-    }
-    drop(wires);
-    let drained = async {
-        while !server.wires().is_empty() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+
+    /// Starts it and returns as soon as it listens.
+    #[expect(
+        clippy::unused_async,
+        reason = "like its sibling, so that callers may change between them"
+    )]
+    pub async fn start_without_waiting(mut self) -> anyhow::Result<Handle> {
+        let certificate = self
+            .certificate
+            .clone()
+            .context("the server has no serving certificate")?;
+        let catalogue = model::base(self.release, self.serving.all_apis)?.with(&self.serving)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(self.threads)
+            .thread_name("stand-in")
+            .enable_all()
+            .build()
+            .context("no runtime for the server")?;
+        let listener = {
+            let _inside = runtime.enter();
+            conn::bind(self.bind).with_context(|| format!("{} cannot be listened on", self.bind))?
+        };
+        // A restart comes back at the same place.
+        self.bind = listener.local_addr()?;
+        let advertise = self.advertise.unwrap_or_else(|| reachable(self.bind));
+        let server = server::Server::new(server::Parts {
+            name: self.name.clone(),
+            bind: self.bind,
+            advertise,
+            store: self.store.clone(),
+            catalogue,
+            authentication: self.authentication.clone(),
+            rules: self.rules.clone(),
+            serving: tls::certified(certificate.0.clone(), certificate.1.clone_key())?,
+            protocols: self.protocols,
+            limits: self.limits,
+        })?;
+        let pace = keeper::Pace {
+            ttl: self.timing.endpoint_ttl,
+            every: self.timing.endpoint_every,
+        };
+        {
+            let _inside = runtime.enter();
+            conn::listen(&server, listener);
+            server.spawn(live(
+                Arc::clone(&server),
+                self.timing,
+                pace,
+                self.loopback_client,
+            ));
         }
-    };
-    // What is still running then is cut off.
-    drop(tokio::time::timeout(timing.draining, drained).await);
+        Ok(Handle {
+            server,
+            runtime: Mutex::new(Some(runtime)),
+            builder: self,
+        })
+    }
 }
 
-/// A server's life.
-pub(super) async fn live(
-    server: Arc<server::Server>,
-    timing: Timing,
-    pace: keeper::Pace,
-    loopback: bool,
-) {
-    tokio::time::sleep(timing.starting).await;
-    keeper::starting(&server).await;
-    // A stop may have come first: phases only go forward.
-    let advance = |phase: Phase| {
-        server.phase.send_if_modified(|now| {
-            let forward = *now < phase;
-            if forward {
-                *now = phase;
-            }
-            forward
-        })
-    };
-    if !timing.incomplete.is_zero() {
-        advance(Phase::Incomplete);
-        tokio::time::sleep(timing.incomplete).await;
+/// The address by which others reach a server that listens on all: that of the default route, as kube-apiserver chooses it.
+fn reachable(bound: SocketAddr) -> SocketAddr {
+    if !bound.ip().is_unspecified() {
+        return bound;
     }
-    if loopback {
-        super::loopback::established(&server).await;
-        server.spawn(super::loopback::keep(Arc::clone(&server)));
-    }
-    if let Err(error) = keeper::publish(&server, pace).await {
-        tracing::warn!(%error, "The endpoint could not be written");
-    }
-    advance(Phase::Ready);
-    keeper::keep(server, pace).await;
+    // Connecting a UDP socket sends nothing; it only asks the routing table (TEST-NET-1).
+    let asked = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
+        socket.local_addr()
+    });
+    let address = asked.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip());
+    SocketAddr::new(address, bound.port())
 }

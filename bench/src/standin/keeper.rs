@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use super::{
     clock,
+    documents::Documents,
     model::{Resource, Subresource},
-    server::{Documents, Phase, Server},
+    server::{Phase, Server},
     store::{self, StoreError},
 };
 

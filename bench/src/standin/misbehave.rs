@@ -7,11 +7,16 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use super::{
     body::{Body, End},
+    call::Call,
     clock,
     faults::Action,
     reply::{Reply, reply, text},
-    serve::{Call, StreamReset},
 };
+
+/// The stream is reset instead of answered.
+#[derive(Debug, thiserror::Error)]
+#[error("the stream is reset on command")]
+pub(crate) struct StreamReset(#[source] pub(crate) h2::Error);
 
 /// Faults that come before the answer, or instead of it.
 pub(crate) async fn misbehave(

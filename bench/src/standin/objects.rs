@@ -18,10 +18,10 @@ use http::StatusCode;
 use serde_json::Value;
 
 use super::{
+    call::Call,
     forms::{Encoding, to_yaml},
     model::{Resource, Subresource},
     reply::{Reply, compressed, not_found, reply},
-    serve::Call,
     status::{About, Status},
     store::{self, StoreError, Stored},
 };

@@ -7,9 +7,9 @@ use http::{Method, StatusCode};
 
 use super::{
     body::Body,
+    call::Call,
     fixtures,
     reply::{Reply, indented, reply, text, with_body},
-    serve::Call,
     server::Phase,
 };
 

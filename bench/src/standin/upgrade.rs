@@ -8,7 +8,7 @@ use hyper_util::rt::TokioIo;
 use sha1::Digest as _;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use super::{body::Body, reply::Reply, serve::Call, status::Status};
+use super::{body::Body, call::Call, reply::Reply, status::Status};
 
 /// RFC 6455 section 1.3.
 const WEBSOCKET_GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";

@@ -36,13 +36,13 @@ mod spec;
 mod tests;
 mod wireformat;
 
-use format::{Dialect, Format};
+use format::{Dialect, Format, SpecError};
 use hash::{hash_of, immutable, take_hash};
 use index::{Index, completed_hash, name_of};
 pub use library::{Done, Fetch, FetchRequest, Fetched};
 use library::{Library, MAX_DOCUMENT, Stored};
 use missing::{Contributor, Missing};
-use spec::{SpecError, graft};
+use spec::graft;
 
 /// How long a client waits for other servers' documents and for the merge before it gets the server's own answer.
 const WITHIN: Duration = Duration::from_secs(2);

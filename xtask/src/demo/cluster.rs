@@ -19,14 +19,12 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    people::{self, People},
+    people::{self, Desk, People},
     process::{Process, Program},
-    servers::{Paths, Servers},
+    servers::{PORT, Paths, Servers},
 };
 use crate::lab::{Host, Lab};
 
-/// Where every kube-apiserver listens.
-pub(crate) const PORT: u16 = 6443;
 /// How long a server may take until it is ready; a real one on a busy machine takes its time.
 const READY_WITHIN: Duration = Duration::from_mins(2);
 /// How long a server may take to leave after SIGTERM; a kubelet waits as long before it kills
@@ -172,7 +170,13 @@ impl Cluster {
         for node in 0..self.nodes.len() {
             self.ready(node).await?;
         }
-        let tokens = people::settle(self).await?;
+        // Through the first node, which is direct: no mvp runs yet.
+        let desk = Desk {
+            admin: &self.people.admin,
+            server: self.nodes[0].address(),
+        };
+        people::settle(&desk, self.outside.address).await?;
+        let tokens = self.servers.tokens(&desk).await?;
         self.people.robot = self.client(Who::Token(tokens.robot))?;
         let server = format!("https://kubernetes.default.svc:{PORT}");
         let text = kubeconfig(

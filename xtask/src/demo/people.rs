@@ -1,5 +1,7 @@
 //! Who asks, and what they may: the same users, rights and objects on stand-ins and on real servers.
 
+use std::net::{Ipv4Addr, SocketAddr};
+
 use anyhow::{Context as _, Result, bail};
 use bench::{
     client::{Client, Who},
@@ -9,7 +11,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, sleep};
 
-use super::{cluster::Cluster, kinds};
+use super::kinds;
 
 /// The callers, each with its own way of proving who it is.
 #[derive(Clone, Debug)]
@@ -52,8 +54,17 @@ impl People {
     }
 }
 
-/// Objects and rights that the checks rely on; through the first node, which is direct: no mvp runs yet.
-pub(crate) async fn settle(cluster: &Cluster) -> Result<Tokens> {
+/// An administrator at one server.
+#[derive(Debug)]
+pub(crate) struct Desk<'a> {
+    /// Who acts.
+    pub(crate) admin: &'a Client,
+    /// Where.
+    pub(crate) server: SocketAddr,
+}
+
+/// Objects and rights that the checks rely on; `worker` is where the kubelet is.
+pub(crate) async fn settle(desk: &Desk<'_>, worker: Ipv4Addr) -> Result<()> {
     for (namespace, name) in [
         ("default", "robot"),
         ("default", "default"),
@@ -62,32 +73,28 @@ pub(crate) async fn settle(cluster: &Cluster) -> Result<Tokens> {
         let object =
             json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}});
         make(
-            cluster,
+            desk,
             &format!("/api/v1/namespaces/{namespace}/serviceaccounts"),
             &object,
         )
         .await?;
     }
-    for (path, object) in rights()
-        .into_iter()
-        .chain(kinds::objects(cluster.outside.address))
-    {
-        make(cluster, path, &object).await?;
+    for (path, object) in rights().into_iter().chain(kinds::objects(worker)) {
+        make(desk, path, &object).await?;
     }
     let node = json!({"status": {
-        "addresses": [{"type": "InternalIP", "address": cluster.outside.address.to_string()}],
+        "addresses": [{"type": "InternalIP", "address": worker.to_string()}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": kinds::KUBELET_PORT}},
     }});
-    patch(cluster, "/api/v1/nodes/worker/status", &node).await?;
-    cluster.servers().tokens(cluster).await
+    patch(desk, "/api/v1/nodes/worker/status", &node).await
 }
 
 /// The token of a service account, as a pod would get it.
-pub(crate) async fn token(cluster: &Cluster, namespace: &str, name: &str) -> Result<String> {
+pub(crate) async fn token(desk: &Desk<'_>, namespace: &str, name: &str) -> Result<String> {
     let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
         "spec": {"expirationSeconds": 86400}});
     let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token");
-    let answer = make(cluster, &path, &request).await?;
+    let answer = make(desk, &path, &request).await?;
     let token = answer["status"]["token"].as_str();
     token
         .map(str::to_owned)
@@ -96,15 +103,13 @@ pub(crate) async fn token(cluster: &Cluster, namespace: &str, name: &str) -> Res
 
 /// Creates an object; one that is there already will do. A server that has just become ready may lack the namespace
 /// `kube-system` for a moment, so it is tried for a while.
-async fn make(cluster: &Cluster, path: &str, object: &Value) -> Result<Value> {
+async fn make(desk: &Desk<'_>, path: &str, object: &Value) -> Result<Value> {
     let until = Instant::now() + Duration::from_secs(30);
     let json = [("content-type", "application/json")];
     loop {
-        let address = cluster.nodes[0].address();
-        let sent = cluster
-            .people
+        let sent = desk
             .admin
-            .once_with(address, "POST", path, &json, object.to_string())
+            .once_with(desk.server, "POST", path, &json, object.to_string())
             .await;
         match sent {
             Ok(answer) if answer.status.is_success() => return answer.json(),
@@ -116,13 +121,11 @@ async fn make(cluster: &Cluster, path: &str, object: &Value) -> Result<Value> {
     }
 }
 
-async fn patch(cluster: &Cluster, path: &str, object: &Value) -> Result<()> {
+async fn patch(desk: &Desk<'_>, path: &str, object: &Value) -> Result<()> {
     let merge = [("content-type", "application/merge-patch+json")];
-    let address = cluster.nodes[0].address();
-    let answer = cluster
-        .people
+    let answer = desk
         .admin
-        .once_with(address, "PATCH", path, &merge, object.to_string())
+        .once_with(desk.server, "PATCH", path, &merge, object.to_string())
         .await?;
     if !answer.status.is_success() {
         bail!("PATCH {path}: {} {}", answer.status, answer.text());

@@ -14,13 +14,14 @@ use bench::standin::{
 };
 
 use super::{
-    cluster::{Cluster, PORT},
     kinds,
-    people::{self, Tokens},
+    people::{self, Desk, Tokens},
     process::{Process, Program},
 };
 use crate::lab::Host;
 
+/// Where every kube-apiserver listens.
+pub(crate) const PORT: u16 = 6443;
 const ETCD_PORT: u16 = 2379;
 /// Files of stand-ins.
 const STORE: &str = "store.sock";
@@ -126,15 +127,15 @@ impl Servers {
     }
 
     /// Tokens of the service accounts.
-    pub(crate) async fn tokens(&self, cluster: &Cluster) -> Result<Tokens> {
+    pub(crate) async fn tokens(&self, desk: &Desk<'_>) -> Result<Tokens> {
         match self {
             Self::StandIn(_) => Ok(Tokens {
                 robot: ROBOT.to_owned(),
                 mvp: MVP.to_owned(),
             }),
             Self::Real { .. } => Ok(Tokens {
-                robot: people::token(cluster, "default", "robot").await?,
-                mvp: people::token(cluster, "kube-system", "mvp").await?,
+                robot: people::token(desk, "default", "robot").await?,
+                mvp: people::token(desk, "kube-system", "mvp").await?,
             }),
         }
     }

@@ -8,7 +8,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    super::{reply::Reply, serve::Call, status::Status, store::Stored},
+    super::{call::Call, reply::Reply, status::Status, store::Stored},
     Target, existing, object,
     select::Selection,
 };

@@ -5,7 +5,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    super::{authn::User, authz, clock, info::Info, reply::Reply, serve::Call, status::Status},
+    super::{authn::User, authz, call::Call, clock, info::Info, reply::Reply, status::Status},
     Target, object, write,
 };
 

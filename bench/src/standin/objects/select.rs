@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::super::{serve::Call, status::Status};
+use super::super::{call::Call, status::Status};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Need {

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use super::{
     super::{
         authn::User,
+        call::Call,
         clock,
         model::Subresource,
         reply::{Reply, text},
-        serve::Call,
         status::Status,
         upgrade,
     },

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use super::{
     super::{
         body::Body,
+        call::Call,
         reply::{Reply, with_body},
-        serve::Call,
         server::{Phase, Server},
         status::Status,
         store::{Event, StoreError, Stored},

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
+        call::Call,
         clock,
         reply::Reply,
-        serve::Call,
         status::{About, Status},
         store::{StoreError, Stored, key},
     },

@@ -9,10 +9,18 @@ use serde::{
 };
 use serde_json::{Value, value::RawValue};
 
-use super::{
-    spec::SpecError,
-    wireformat::{fields, named, put, references, rewrite},
-};
+use super::wireformat::{NotProtobuf, fields, named, put, references, rewrite};
+
+/// Why a document cannot be taken apart.
+#[derive(Debug, thiserror::Error)]
+pub(in super::super) enum SpecError {
+    /// Not a JSON document of this kind.
+    #[error("it is not valid JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Not protobuf.
+    #[error(transparent)]
+    Wire(#[from] NotProtobuf),
+}
 
 /// OpenAPI version of a document.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -8,21 +8,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, btree_map::Entry};
 
 use sha2::{Digest as _, Sha256};
 
-use super::format::{Doc, Format};
+use super::format::{Doc, Format, SpecError};
 
 #[cfg(test)]
 mod tests;
-
-/// Why a document cannot be completed.
-#[derive(Debug, thiserror::Error)]
-pub(in super::super) enum SpecError {
-    /// Not a JSON document of this kind.
-    #[error("it is not valid JSON: {0}")]
-    Json(#[from] serde_json::Error),
-    /// Not protobuf.
-    #[error("it is not valid protobuf")]
-    Wire,
-}
 
 /// Adds to `base` what `other` has of the paths that are `wanted`.
 pub(super) fn graft<'a>(

@@ -4,7 +4,10 @@
 //! Field numbers: `github.com/google/gnostic-models`, `openapiv2/OpenAPIv2.proto` and `openapiv3/OpenAPIv3.proto`. No
 //! message types: a document has some 80 of them, and only names, pieces and references matter here.
 
-use super::spec::SpecError;
+/// The bytes are no protobuf message.
+#[derive(Debug, thiserror::Error)]
+#[error("it is not valid protobuf")]
+pub(in super::super) struct NotProtobuf;
 
 /// One field: its number, the whole of it with its tag, and the payload if it is length-delimited.
 #[derive(Clone, Copy)]
@@ -20,7 +23,7 @@ const MAX_DEPTH: usize = 100;
 const GVK: &[u8] = b"\x0a\x1fx-kubernetes-group-version-kind";
 
 /// The fields of a message, in their order.
-pub(super) fn fields(mut bytes: &[u8]) -> Result<Vec<Field<'_>>, SpecError> {
+pub(super) fn fields(mut bytes: &[u8]) -> Result<Vec<Field<'_>>, NotProtobuf> {
     let mut fields = Vec::new();
     while !bytes.is_empty() {
         let begin = bytes;
@@ -35,23 +38,20 @@ pub(super) fn fields(mut bytes: &[u8]) -> Result<Vec<Field<'_>>, SpecError> {
                 None
             }
             2 => {
-                let length =
-                    usize::try_from(varint(&mut bytes)?).map_err(|_error| SpecError::Wire)?;
+                let length = usize::try_from(varint(&mut bytes)?).map_err(|_error| NotProtobuf)?;
                 Some(take(&mut bytes, length)?)
             }
             5 => {
                 take(&mut bytes, 4)?;
                 None
             }
-            _ => return Err(SpecError::Wire),
+            _ => return Err(NotProtobuf),
         };
         let number = tag >> 3;
         if number == 0 {
-            return Err(SpecError::Wire);
+            return Err(NotProtobuf);
         }
-        let whole = begin
-            .get(..begin.len() - bytes.len())
-            .ok_or(SpecError::Wire)?;
+        let whole = begin.get(..begin.len() - bytes.len()).ok_or(NotProtobuf)?;
         fields.push(Field {
             number,
             whole,
@@ -62,12 +62,12 @@ pub(super) fn fields(mut bytes: &[u8]) -> Result<Vec<Field<'_>>, SpecError> {
 }
 
 /// A pair of a name (field 1) and a value (field 2), as gnostic writes the entries of maps.
-pub(super) fn named(entry: &[u8]) -> Result<(String, &[u8]), SpecError> {
+pub(super) fn named(entry: &[u8]) -> Result<(String, &[u8]), NotProtobuf> {
     let (mut name, mut value) = ("", &b""[..]);
     for field in fields(entry)? {
         match (field.number, field.payload) {
             (1, Some(payload)) => {
-                name = std::str::from_utf8(payload).map_err(|_error| SpecError::Wire)?;
+                name = std::str::from_utf8(payload).map_err(|_error| NotProtobuf)?;
             }
             (2, Some(payload)) => value = payload,
             _ => {}
@@ -164,23 +164,23 @@ fn contains(bytes: &[u8], what: &[u8]) -> bool {
     memchr::memmem::find(bytes, what).is_some()
 }
 
-fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Result<&'a [u8], SpecError> {
-    let (taken, rest) = bytes.split_at_checked(length).ok_or(SpecError::Wire)?;
+fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Result<&'a [u8], NotProtobuf> {
+    let (taken, rest) = bytes.split_at_checked(length).ok_or(NotProtobuf)?;
     *bytes = rest;
     Ok(taken)
 }
 
-fn varint(bytes: &mut &[u8]) -> Result<u64, SpecError> {
+fn varint(bytes: &mut &[u8]) -> Result<u64, NotProtobuf> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {
-        let (first, rest) = bytes.split_first().ok_or(SpecError::Wire)?;
+        let (first, rest) = bytes.split_first().ok_or(NotProtobuf)?;
         *bytes = rest;
         value |= u64::from(first & 0x7f) << shift;
         if first & 0x80 == 0 {
             return Ok(value);
         }
     }
-    Err(SpecError::Wire)
+    Err(NotProtobuf)
 }
 
 fn put_varint(out: &mut Vec<u8>, mut value: u64) {
