@@ -238,7 +238,7 @@ fn private(state: &Arc<State>) -> Router {
         .route(
             "/v1/steer",
             get(async move || Json(steering.daemon.steering()))
-                .post(async move |Json(wanted): Json<SteerOrder>| steer(&order, wanted)),
+                .post(async move |Json(wanted): Json<SteerOrder>| steer(&order, wanted).await),
         )
         .route(
             "/v1/peers/forget",
@@ -288,7 +288,11 @@ async fn forgotten(state: &State, address: SocketAddr) -> Response {
     problem(StatusCode::NOT_FOUND, error)
 }
 
-fn steer(state: &State, wanted: SteerOrder) -> Response {
+/// How long an order takes to be carried out: the steering loop wakes within 100 ms.
+const SETTLED: Duration = Duration::from_millis(200);
+
+/// Carries out an order; the answer shows what has become of it, not how it was before.
+async fn steer(state: &State, wanted: SteerOrder) -> Response {
     let done = match wanted {
         SteerOrder {
             mode: Some(mode),
@@ -308,7 +312,10 @@ fn steer(state: &State, wanted: SteerOrder) -> Response {
         }
     };
     match done {
-        Ok(()) => Json(state.daemon.steering()).into_response(),
+        Ok(()) => {
+            tokio::time::sleep(SETTLED).await;
+            Json(state.daemon.steering()).into_response()
+        }
         Err(error) => problem(StatusCode::CONFLICT, error),
     }
 }

@@ -29,6 +29,8 @@ pub const DEFAULT_LEARN_DEADLINE: Duration = Duration::from_secs(30);
 pub const DEFAULT_PEER_GRACE: Duration = Duration::from_mins(10);
 /// How long open connections may live on after a stop was asked for; execs run for minutes.
 pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_mins(15);
+/// Data threads at most: each has a heartbeat slot of the kernel program, and the self-request has one.
+pub const MAX_THREADS: usize = mvp_ebpf::MAX_SLOTS as usize - 1;
 /// Name in the serving certificates of all kube-apiservers of a cluster.
 pub const DEFAULT_PEER_SERVER_NAME: &str = "kubernetes.default.svc";
 
@@ -149,7 +151,7 @@ pub struct Config {
     pub tls: TlsConfig,
     /// `--requestheader-*-headers`.
     pub request_headers: RequestHeaders,
-    /// `--peer`: static peers; then nothing is watched.
+    /// `--peer`: static peers; then none is looked for.
     pub peers: Vec<SocketAddr>,
     /// `--advertise-address`: own address among the endpoints.
     pub advertise_address: Option<IpAddr>,

@@ -10,6 +10,7 @@ use std::{
     rc::Rc,
     sync::Arc,
     thread,
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -24,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    accept::{Acceptor, Bound},
+    accept::{Acceptor, Bound, LINGER},
     admin::{
         self, State,
         listen::{Control, Exposed},
@@ -55,6 +56,9 @@ pub mod steering;
 use desk::Desk;
 use pulse::Pulse;
 use steering::Helm;
+
+/// A drain lasts so long where connections are there: [`LINGER`], and a moment to answer what came last.
+const LEAST_DRAIN: Duration = LINGER.saturating_add(Duration::from_secs(1));
 
 /// The rooms, built.
 pub struct Parts {
@@ -306,9 +310,11 @@ impl House {
         stop.send_replace(true);
         // The threads send their clients away once nothing more can arrive: see `DataThread::serve`.
         let all = async { while drained.recv().await.is_some() {} };
+        // However short: what is on its way when steering ends is still accepted and answered (`accept::LINGER`).
+        let within = self.parts.config.drain_timeout.max(LEAST_DRAIN);
         let connections = || self.parts.acceptor.room().open();
         tokio::select! {
-            drained = timeout(self.parts.config.drain_timeout, all) => {
+            drained = timeout(within, all) => {
                 if drained.is_err() {
                     tracing::warn!(
                         connections = connections(),
@@ -410,7 +416,8 @@ impl House {
         }
         if let Some(listener) = sockets.inner {
             let (parts, pulse) = (Rc::clone(&self.parts), desk.pulse(self.heartbeat()?));
-            spawn_local(async move { pulse::check_self(&parts, listener, pulse).await });
+            let drain = drain.clone();
+            spawn_local(async move { pulse::check_self(&parts, listener, pulse, drain).await });
         }
         let (parts, switch, helm) = (
             Rc::clone(&self.parts),

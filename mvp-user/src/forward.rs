@@ -63,9 +63,19 @@ pub struct Outbound {
     safe: bool,
     /// A backend's answer can look like kube-apiserver's own.
     proxied: bool,
-    /// It carries `X-Remote-User` by our word.
-    forwards_identity: bool,
+    vouched: Vouched,
     tries: Tries,
+}
+
+/// Whether a request carries `X-Remote-User` by our word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Vouched {
+    /// Its own credentials go on.
+    No,
+    Yes,
+    /// And a verified front proxy marked it: the marker goes on to local, whose own Mixed Version Proxy would otherwise
+    /// decide about it a second time (and two nodes that believe each other, without end).
+    Marked,
 }
 
 /// What happened to it so far.
@@ -112,16 +122,26 @@ impl Outbound {
     ) -> Result<Self, &'static str> {
         let (mut head, body) = request.into_parts();
         let version = head.version;
+        let marked = head
+            .headers
+            .get(headers::MARKER)
+            .is_some_and(|it| it == "true");
+        let vouched = match caller {
+            Caller::FrontProxy if marked => Vouched::Marked,
+            Caller::FrontProxy | Caller::User(_) => Vouched::Yes,
+            _ => Vouched::No,
+        };
         if head.method == Method::CONNECT {
             return Err("CONNECT is not served");
         }
         let upgrade = headers::upgrade(&head.headers, version);
         let headers = &mut head.headers;
-        headers::strip_hop_by_hop(headers, version);
+        headers::strip_hop_by_hop(headers, version, |name| {
+            headers::is_end_to_end(name) || identity::is_identity_header(name, names)
+        });
         headers::forwarded_for(headers, &from.address);
         headers.remove(headers::MARKER);
-        let forwards_identity = matches!(caller, Caller::FrontProxy | Caller::User(_));
-        if upgrade.is_some() && forwards_identity {
+        if upgrade.is_some() && vouched != Vouched::No {
             headers::drop_token_protocols(headers);
         }
         identity::forward_identity(caller, headers, names);
@@ -138,7 +158,7 @@ impl Outbound {
             upgrade,
             safe: info.is_safe(),
             proxied: info.subresource() == Some("proxy"),
-            forwards_identity,
+            vouched,
             tries: Tries::default(),
         })
     }
@@ -155,7 +175,7 @@ impl Outbound {
             Source::Kept(keeper) => keeper.send()?,
         };
         let mut request = Request::from_parts(self.head.clone(), body);
-        if server.id != ServerId::Local {
+        if self.vouched == Vouched::Marked || server.id != ServerId::Local {
             request
                 .headers_mut()
                 .insert(headers::MARKER, HeaderValue::from_static("true"));
@@ -261,7 +281,7 @@ impl Forward {
             return Attempt::Refused(Refusal::UpgradeFailed);
         }
         if status == StatusCode::UNAUTHORIZED
-            && outbound.forwards_identity
+            && outbound.vouched != Vouched::No
             && self.prober.probe_now(server).await == Proof::Refused
         {
             return Attempt::Failed(Outcome::Refused, None);
@@ -376,7 +396,7 @@ impl Forward {
 /// What an answer of an upstream connection must not say about the client's connection.
 fn clean_answer(answer: &mut Response<Body>) {
     let version = answer.version();
-    headers::strip_hop_by_hop(answer.headers_mut(), version);
+    headers::strip_hop_by_hop(answer.headers_mut(), version, |_| false);
     *answer.version_mut() = http::Version::default();
 }
 

@@ -262,7 +262,8 @@ async fn take_pulse(table: &Table, server: &Server, ward: &Ward, probing: &Probi
         if reported || (known != vitals.health() && known != Health::Up) {
             vitals.report(known, now);
         }
-        let decided = ward.rounds.borrow().decided;
+        let can_forward = probing.dialer.material().current().can_forward();
+        let decided = last_word(ward.rounds.borrow().decided, can_forward, now);
         let before = vitals.health();
         let health = vitals.observe(seen, began, now, decided);
         if server.set_health(health) != health {
@@ -289,6 +290,19 @@ async fn take_pulse(table: &Table, server: &Server, ward: &Ward, probing: &Probi
             () = sleep_until(began + interval) => {}
             () = ward.pulse.notified() => {}
         }
+    }
+}
+
+/// The last decided proof. Without a front-proxy certificate (`--listen` alone) there is nothing to prove, and a server
+/// that is ready again must not wait for it for ever.
+const fn last_word(decided: Option<Decided>, can_forward: bool, now: Instant) -> Option<Decided> {
+    if can_forward {
+        decided
+    } else {
+        Some(Decided {
+            began: now,
+            proof: Proof::Unproven,
+        })
     }
 }
 

@@ -221,10 +221,13 @@ pub async fn run(learner: Learner, learning: Learning) {
     let learning = Rc::new(learning);
     let mut hood = Hood::new(Arc::clone(&learner.shared), Rc::clone(&learning), notices);
     hood.restore();
-    if learning.config.peers.is_empty() {
-        hood.watch(news.clone());
-    } else {
+    let find_peers = learning.config.peers.is_empty();
+    if !find_peers {
         hood.take_static(&learning.config.peers);
+    }
+    // Static peers need no credentials; where there are some, what all servers share is known all the same.
+    if find_peers || nearest::has_credentials(&learning.config) {
+        hood.watch(news.clone(), find_peers);
     }
     loop {
         hood.settle();

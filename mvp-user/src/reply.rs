@@ -125,7 +125,12 @@ impl Refusal {
 
     const fn retry_after(self) -> Option<u32> {
         match self {
-            Self::Unauthorized | Self::BadRequest(_) | Self::HeadersTooLarge => None,
+            // Interrupted: client-go takes Retry-After behind any 5xx for leave to send the same request again by itself,
+            // writes too (`withRetry.IsNextRetry` of `k8s.io/client-go/rest`). Whether to repeat is the caller's to say.
+            Self::Unauthorized
+            | Self::BadRequest(_)
+            | Self::HeadersTooLarge
+            | Self::Interrupted => None,
             Self::OnlyUnavailableServe | Self::Unproven => Some(5),
             _ => Some(1),
         }
@@ -217,6 +222,13 @@ mod tests {
     use http_body_util::BodyExt as _;
 
     use super::*;
+
+    #[test]
+    fn nobody_is_told_to_repeat_a_write_that_may_have_run() {
+        let response = refuse(Refusal::Interrupted);
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(!response.headers().contains_key(header::RETRY_AFTER));
+    }
 
     #[tokio::test]
     async fn a_refusal_is_a_status_object_with_retry_after() {

@@ -246,11 +246,15 @@ impl Visit {
             };
             match self.attempt(server, &mut ask, &evidence).await {
                 Attempt::Answer(answer) => {
-                    shared.metrics.answered(&ask.info, server, answer.status());
+                    shared
+                        .metrics
+                        .answered(&ask.info, server, answer.status(), decision.because);
                     break (decision, Ok(answer));
                 }
                 Attempt::Switch(answer, upstream) => {
-                    shared.metrics.answered(&ask.info, server, answer.status());
+                    shared
+                        .metrics
+                        .answered(&ask.info, server, answer.status(), decision.because);
                     let joint = ask.client.map(|client| Joint { client, upstream });
                     ask.client = None;
                     self.tunnel.replace(joint);
@@ -261,7 +265,9 @@ impl Visit {
                     unknown = Some(answer);
                 }
                 Attempt::Failed(outcome, said) => {
-                    shared.metrics.failed(&ask.info, server, outcome);
+                    shared
+                        .metrics
+                        .failed(&ask.info, server, outcome, decision.because);
                     evidence.add(server.id, outcome);
                     // A server that shuts down says 429 at first: a word about itself, which is the whole truth only if
                     // it is alone. Where there are others, an API that nobody else serves is 503.

@@ -7,6 +7,7 @@
 
 use std::{
     fs,
+    hash::{BuildHasher as _, Hasher as _, RandomState},
     io::{self, Read as _, Write as _},
     net::SocketAddr,
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
@@ -175,9 +176,13 @@ pub fn load(path: &Path) -> Result<Option<Snapshot>, StateError> {
 
 /// Writes the file whole or not at all: beside it first (mode 0600), then renamed over it. Blocks.
 pub fn save(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
-    // Two processes share the path while one replaces the other, so each writes beside it under its own name.
+    // Two processes share the path while one replaces the other, so each writes beside it under a name that no other
+    // has: in containers both are process 1. `RandomState` is seeded by the system.
     let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.tmp", std::process::id()));
+    beside.push(format!(
+        ".{:016x}.tmp",
+        RandomState::new().build_hasher().finish()
+    ));
     let beside = PathBuf::from(beside);
     let written = write_new(&beside, snapshot).and_then(|()| fs::rename(&beside, path));
     if written.is_err() {

@@ -139,6 +139,9 @@ pub struct Table {
     pub changed: watch::Sender<u64>,
 }
 
+/// No [`Health`] yet: nobody has looked.
+const UNSEEN: u8 = u8::MAX;
+
 /// What was deleted of a group-version: a resource, or (none) all of it; and when a peer's word for it counts again.
 pub type Gone = Vec<(Option<Box<str>>, Instant)>;
 
@@ -159,7 +162,7 @@ impl Server {
             address,
             name: ArcSwapOption::empty(),
             rank: rank(id),
-            health: AtomicU8::new(Health::Down as u8),
+            health: AtomicU8::new(UNSEEN),
             proof: AtomicU8::new(Proof::Unproven as u8),
             membership: AtomicU8::new(Membership::Listed as u8),
         }
@@ -173,6 +176,11 @@ impl Server {
             2 => Health::Draining,
             _ => Health::Down,
         }
+    }
+
+    /// Whether its health was found out in this run; until then it counts as down.
+    pub fn is_seen(&self) -> bool {
+        self.health.load(Ordering::Acquire) != UNSEEN
     }
 
     /// Whether it authenticates what mvp forwards.

@@ -104,6 +104,14 @@ impl Scrape {
             "Why steering is on or off; the value is always 1",
             &why,
         )?;
+        #[expect(clippy::cast_precision_loss, reason = "seconds")]
+        let since = [(Labels::new(), steering.since as f64)];
+        gauges(
+            encoder,
+            "mvp_steering_unchanged_seconds",
+            "Since steering, or its reason, last changed",
+            &since,
+        )?;
         let percent = [(Labels::new(), f64::from(steering.percent))];
         gauges(
             encoder,

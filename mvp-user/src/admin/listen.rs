@@ -41,17 +41,18 @@ const BREATH: Duration = Duration::from_millis(200);
 pub struct Control {
     listener: UnixListener,
     path: PathBuf,
-    /// The link that points at it once it is announced; none for a socket that `--control-socket` names.
+    /// The link that points at it once it is announced; none for a socket that `--control-socket` puts elsewhere.
     link: Option<PathBuf>,
     /// The only user beside root: who runs this process, in tests.
     own: u32,
 }
 
 impl Control {
-    /// Binds `path`, or `/run/mvp/<pid>.sock`, for root only. A socket that nobody listens on any more is replaced.
+    /// Binds `path`, or `/run/mvp/<pid>.sock`, for root only. A socket that nobody listens on any more is replaced. In
+    /// `/run/mvp` a socket of any name is announced: containers that share the directory do not share process ids.
     pub fn bind(path: Option<&Path>) -> io::Result<Self> {
         match path {
-            Some(path) => Self::bind_at(path.to_owned(), None),
+            Some(path) => Self::bind_at(path.to_owned(), link_for(path, Path::new(DIRECTORY))),
             None => Self::bind_in(Path::new(DIRECTORY)),
         }
     }
@@ -109,7 +110,8 @@ impl Control {
         let Some(link) = &self.link else {
             return;
         };
-        let new = link.with_extension(format!("{}.new", std::process::id()));
+        // Named after the socket, not after the process: in a container every mvp is process 1.
+        let new = self.path.with_extension("new");
         let target = self.path.file_name().map_or(self.path.as_path(), Path::new);
         let done = fs::remove_file(&new)
             .or_else(|error| match error.kind() {
@@ -212,6 +214,12 @@ impl Exposed {
     }
 }
 
+/// The link in `directory` to a socket in it; none for one elsewhere, or in the place of the link.
+fn link_for(path: &Path, directory: &Path) -> Option<PathBuf> {
+    let link = directory.join(NEWEST);
+    (path.parent() == Some(directory) && path != link).then_some(link)
+}
+
 async fn make_room(visits: &mut JoinSet<()>) {
     while visits.try_join_next().is_some() {}
     while visits.len() >= AT_ONCE {
@@ -233,5 +241,42 @@ async fn visit(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, rou
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%error, "admin: connection"),
         Err(_) => tracing::debug!("admin: connection took too long"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_share_a_directory_and_the_newest_ready_one_is_linked() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let _entered = runtime.enter();
+        let directory = tempfile::tempdir().unwrap();
+        let bind = |name: &str| {
+            let path = directory.path().join(name);
+            let link = link_for(&path, directory.path());
+            Control::bind_at(path, link).unwrap()
+        };
+        let (old, new) = (bind("mvp-aaaaa.sock"), bind("mvp-bbbbb.sock"));
+        let newest = directory.path().join(NEWEST);
+        old.announce();
+        new.announce();
+        assert_eq!(fs::read_link(&newest).unwrap(), Path::new("mvp-bbbbb.sock"));
+        drop(old);
+        assert!(newest.exists(), "the old one takes only its own link along");
+        drop(new);
+        assert!(fs::read_link(&newest).is_err());
+        assert_eq!(
+            link_for(Path::new("/tmp/x.sock"), Path::new(DIRECTORY)),
+            None
+        );
+        assert_eq!(
+            link_for(&Path::new(DIRECTORY).join(NEWEST), Path::new(DIRECTORY)),
+            None
+        );
     }
 }

@@ -50,8 +50,12 @@ const fn membership(membership: Membership) -> &'static str {
 }
 
 impl State {
-    /// What keeps mvp from being live: wedged threads.
+    /// What keeps mvp from being live: wedged threads. While it drains, threads end one after the other, and the listener
+    /// of the self-request is closed: that is no reason to kill what still runs.
     pub fn dead(&self) -> Vec<String> {
+        if self.daemon.is_draining() {
+            return Vec::new();
+        }
         late(&self.daemon.beats(), DEAD)
     }
 

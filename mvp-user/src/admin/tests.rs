@@ -130,6 +130,8 @@ async fn readiness_says_what_is_missing() {
     stage.puppet.stuck.store(true, Ordering::Relaxed);
     state.table.set_ready(false);
     assert_eq!(state.not_ready().len(), 4, "{:?}", state.not_ready());
+    assert_eq!(state.dead(), [""; 0], "it drains");
+    stage.puppet.draining.store(false, Ordering::Relaxed);
     assert_eq!(state.dead(), ["threads: 1 gave no sign of life for 11.0 s"]);
 }
 
@@ -152,6 +154,7 @@ async fn a_scrape_has_every_family_once_with_help() {
     for wanted in [
         "mvp_steering 1",
         "mvp_steering_reason{reason=\"skew\",mode=\"auto\"} 1",
+        "mvp_steering_unchanged_seconds 61",
         "mvp_steer_lookups_total{outcome=\"steered\"} 12",
         "mvp_older_connections 2",
         "mvp_catalogue_resources{server=\"10.0.0.2:6443\"} 3",

@@ -17,6 +17,10 @@ use super::{Body, BodyError};
 /// How many bytes of a body are kept (design 5.2).
 pub const REPLAY_LIMIT: usize = 64 * 1024;
 
+/// And in how many frames: each costs memory beside its bytes and holds on to the buffer that it was read into, so that
+/// a client which sends one byte at a time could make 64 KiB weigh megabytes.
+const REPLAY_FRAMES: usize = 256;
+
 /// Holds what was read of a body, and the rest of it.
 #[derive(Debug)]
 pub struct Keeper(Arc<Mutex<Shared>>);
@@ -112,7 +116,7 @@ impl HttpBody for Kept {
         match frame.data_ref() {
             Some(data) if shared.keeping && !shared.lost => {
                 shared.size += data.len();
-                if shared.size <= REPLAY_LIMIT {
+                if shared.size <= REPLAY_LIMIT && shared.frames.len() < REPLAY_FRAMES {
                     let data = data.clone();
                     shared.frames.push(data);
                     this.at += 1;

@@ -67,6 +67,7 @@ const fn list(
 pub(crate) const FLAGS: &[Flag] = &[
     flag("kubeadm-manifest", "MVP_KUBEADM_MANIFEST", "FILE", "", "Static pod manifest of kube-apiserver, whose flags are the defaults here [default: /etc/kubernetes/manifests/kube-apiserver.yaml where it exists; empty: none]"),
     flag("local", "MVP_LOCAL", "URL", "", "This node's kube-apiserver [default: https://127.0.0.1 on the secure port, or its bind address]"),
+    flag("bind-address", "MVP_BIND_ADDRESS", "ADDR", "", "The kube-apiserver's bind address: where it is, unless --local says so"),
     flag("secure-port", "MVP_SECURE_PORT", "PORT", "6443", "The kube-apiserver's port: connections to it are steered"),
     flag("steer", "MVP_STEER", "auto|always|never", "auto", "When new connections are steered: while servers differ (auto), always, or never"),
     list("listen", "MVP_LISTEN", "ADDR:PORT", "", "Serve this address directly, without eBPF (repeatable)"),
@@ -100,7 +101,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("metrics-listen", "MVP_METRICS_LISTEN", "ADDR:PORT", "127.0.0.1:9740", "Where /metrics, /livez and /readyz are served"),
     flag("log-format", "MVP_LOG_FORMAT", "text|json", "text", "Form of log lines"),
     flag("ktls", "MVP_KTLS", "auto|on|off", "auto", "When tunnels are handed to kernel TLS"),
-    flag("threads", "MVP_THREADS", "NUMBER", "", "Threads that carry connections [default: one a CPU]"),
+    flag("threads", "MVP_THREADS", "NUMBER", "", "Threads that carry connections, 63 at most [default: one a CPU]"),
     flag("max-connections", "MVP_MAX_CONNECTIONS", "NUMBER", "20000", "Client connections at most; at 90 % new ones are not steered"),
     flag("existing", "MVP_EXISTING", "leave|drain", "drain", "Connections older than steering: leave them, or close idle ones slowly so that they come back through mvp"),
     flag("drain-idle", "MVP_DRAIN_IDLE", "DURATION", "5s", "How long such a connection must have been idle"),

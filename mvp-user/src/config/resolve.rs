@@ -5,7 +5,8 @@ use std::{fmt, net::SocketAddr, path::Path, path::PathBuf};
 use serde::Serialize;
 
 use super::{
-    Config, Existing, Flags, Ktls, LocalDown, LogFormat, RequestHeaders, SteerMode, TlsConfig,
+    Config, Existing, Flags, Ktls, LocalDown, LogFormat, MAX_THREADS, RequestHeaders, SteerMode,
+    TlsConfig,
     flags::{FLAGS, Origin},
     manifest::{DEFAULT_MANIFEST, Manifest},
     values,
@@ -37,7 +38,6 @@ const INHERITED: [&str; 10] = [
     "requestheader-uid-headers",
     "requestheader-group-headers",
     "requestheader-extra-headers-prefix",
-    // Not a flag here: it tells where local is.
     "bind-address",
 ];
 
@@ -180,7 +180,7 @@ impl Reader<'_> {
                 &[("auto", Ktls::Auto), ("on", Ktls::On), ("off", Ktls::Off)],
             )
         });
-        let threads = self.maybe("threads", |text| values::number(text, 1, 256));
+        let threads = self.maybe("threads", |text| values::number(text, 1, MAX_THREADS));
         let max_connections = self.one("max-connections", |text| {
             values::number(text, 1, 10_000_000)
         });
@@ -219,7 +219,7 @@ impl Reader<'_> {
             metrics_listen: metrics_listen?,
             log_format: log_format?,
             ktls: ktls?,
-            threads: threads?.unwrap_or_else(cpus),
+            threads: threads?.unwrap_or_else(|| threads_for(cpus())),
             max_connections: max_connections?,
             existing: existing?,
             drain_idle: drain_idle?,
@@ -255,24 +255,22 @@ impl Reader<'_> {
         let (given, origin) = self.given("local");
         let (port_given, port_origin) = self.given("secure-port");
         let local = given.first().filter(|text| !text.is_empty()).cloned();
-        let port = self.parse("secure-port", &port_given, &port_origin, values::port);
-        let port = match port.as_deref() {
-            Some([port]) => Some(*port),
-            _ => None,
-        };
+        // kube-apiserver takes the last of several.
+        let port_given = port_given.last().cloned().unwrap_or_default();
+        let port = self
+            .parse("secure-port", &[port_given], &port_origin, values::port)
+            .and_then(|ports| ports.last().copied());
+        let (_, bind_origin) = self.given("bind-address");
+        let bind = self.maybe("bind-address", values::address);
         let Some(text) = local else {
             let port = port?;
-            let bind = self.manifest.get("bind-address").pop().unwrap_or_default();
-            let ip = match bind.parse::<std::net::IpAddr>() {
-                Ok(ip) if !ip.is_unspecified() => ip,
+            let bind = bind?;
+            let ip = match bind {
+                Some(ip) if !ip.is_unspecified() => ip,
                 _ => std::net::Ipv4Addr::LOCALHOST.into(),
             };
             let local = SocketAddr::new(ip, port);
-            let origin = if bind.is_empty() {
-                Origin::Default
-            } else {
-                Origin::Manifest
-            };
+            let origin = bind.map_or(Origin::Default, |_| bind_origin);
             self.settle("local", format!("https://{local}"), origin);
             self.settle("secure-port", port.to_string(), port_origin);
             return Some((local, port));
@@ -534,6 +532,11 @@ impl Reader<'_> {
             origin,
         });
     }
+}
+
+/// One a CPU, as far as the kernel program has heartbeat slots: large machines have more CPUs than that.
+fn threads_for(cpus: usize) -> usize {
+    cpus.min(MAX_THREADS)
 }
 
 fn cpus() -> usize {

@@ -17,6 +17,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::{
     net::TcpStream,
+    sync::watch,
     task::spawn_local,
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
@@ -120,14 +121,21 @@ pub async fn beat(mut pulse: Pulse) {
     }
 }
 
-/// Asks itself, and beats while the answer is right, for ever.
-#[expect(clippy::infinite_loop, reason = "ends with its event loop")]
-pub async fn check_self(parts: &Parts, listener: SocketAddr, mut pulse: Pulse) {
+/// Asks itself, and beats while the answer is right, until mvp drains: then the listener closes.
+pub async fn check_self(
+    parts: &Parts,
+    listener: SocketAddr,
+    mut pulse: Pulse,
+    drain: watch::Receiver<bool>,
+) {
     let mut tick = interval(SELF_CHECK_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut well = true;
     loop {
         tick.tick().await;
+        if *drain.borrow() {
+            return;
+        }
         let result = match timeout(SELF_CHECK_WITHIN, ask_self(parts, listener)).await {
             Ok(result) => result,
             Err(_elapsed) => Err(Failed::Late),
@@ -175,8 +183,13 @@ async fn handshake(parts: &Parts, stream: TcpStream) -> Result<TlsStream<TcpStre
 }
 
 /// Whose a listener on the steered port is: kube-apiserver's if it shows the configured serving certificate to a client
-/// without SNI (design 2).
+/// without SNI (design 2), and listens where mvp dials local. A balancer that passes TLS through (`HAProxy` on a VIP)
+/// shows the certificate of whichever server is behind it, this node's among them.
 pub async fn whose(parts: &Parts, listener: &Listener) -> Whose {
+    let at = listener.address.ip();
+    if !at.is_unspecified() && at != parts.config.local.ip().to_canonical() {
+        return Whose::Other;
+    }
     let server = Server::new(ServerId::Local, listener.dial_address());
     let look = async {
         let stream = parts.dialer.raw(&server).await.ok()?;

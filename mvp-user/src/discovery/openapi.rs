@@ -48,6 +48,8 @@ use spec::graft;
 const WITHIN: Duration = Duration::from_secs(2);
 /// Kept results: group-versions that differ, in two representations.
 const MAX_KEPT: usize = 1024;
+/// The longest Accept header that results are kept by: it is the client's, and may have a megabyte.
+const MAX_ACCEPT: usize = 512;
 
 /// What is kept between requests.
 #[derive(Debug, Default)]
@@ -473,6 +475,21 @@ impl OpenApi {
         Ok(gathered.into_iter().flatten().collect())
     }
 
+    /// Keeps what a 304 to such a request will be about. The keys are of the clients' making, so they are bounded here.
+    fn remember(&self, from: ServerId, open: &OpenPlan, merged: &Arc<Merged>) {
+        if open.accept.len() > MAX_ACCEPT {
+            return;
+        }
+        if self.recent.len() >= MAX_KEPT {
+            self.recent.clear();
+        }
+        // A copy: the request's own value would keep the whole head that it was read with.
+        if let Ok(accept) = HeaderValue::from_bytes(open.accept.as_bytes()) {
+            let key = (from, open.path.clone(), accept);
+            self.recent.insert(key, Arc::clone(merged));
+        }
+    }
+
     /// The completed document, judged by the hash that the client named (`handler3.HandleGroupVersion` of kube-openapi).
     async fn respond(
         &self,
@@ -482,10 +499,7 @@ impl OpenApi {
         answer: Authorised,
         merged: &Arc<Merged>,
     ) -> Response<Body> {
-        self.recent.insert(
-            (from, open.path.clone(), open.accept.clone()),
-            Arc::clone(merged),
-        );
+        self.remember(from, open, merged);
         if open.hash.as_ref().is_some_and(|hash| *hash != merged.hash) {
             return answer.redirect(&format!("{}?hash={}", open.path, merged.hash));
         }

@@ -53,7 +53,13 @@ pub(super) fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool
 
 /// Removes what belongs to the connection a message came on (RFC 9110, 7.6.1). HTTP/2 has none of it: h2 refuses such
 /// messages as malformed, but for `TE`.
-pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, version: Version) {
+///
+/// `kept` names what `Connection` cannot take away besides.
+pub(super) fn strip_hop_by_hop(
+    headers: &mut HeaderMap,
+    version: Version,
+    kept: impl Fn(&HeaderName) -> bool,
+) {
     headers.remove(header::TE);
     if version == Version::HTTP_2 {
         return;
@@ -73,7 +79,7 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, version: Version) {
             .collect();
         for name in named {
             // A client cannot have the length of its own message forgotten on the way.
-            if name != header::CONTENT_LENGTH && name != header::HOST {
+            if name != header::CONTENT_LENGTH && name != header::HOST && !kept(&name) {
                 headers.remove(name);
             }
         }
@@ -92,6 +98,14 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, version: Version) {
     if headers.remove(header::TRANSFER_ENCODING).is_some() {
         headers.remove(header::CONTENT_LENGTH);
     }
+}
+
+/// What says who asks and from where. kube-apiserver reads it whatever `Connection` lists (it knows no hop-by-hop
+/// headers), so that a client behind a proxy that impersonates must not have the impersonation forgotten here.
+pub(super) fn is_end_to_end(name: &HeaderName) -> bool {
+    *name == header::AUTHORIZATION
+        || *name == X_FORWARDED_FOR
+        || name.as_str().starts_with("impersonate-")
 }
 
 /// Where the client is, as a header: computed once per connection.

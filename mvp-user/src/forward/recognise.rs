@@ -16,9 +16,13 @@ const SHUTTING_DOWN: &[u8] = b"apiserver is shutting down";
 /// kube-apiserver's `NotFoundHandler` (503, Status), until it is ready to say 404.
 const STARTING: &[u8] =
     b"the request has been made before all known HTTP paths have been installed";
+/// Whose words follow these chose the status as well (`ToStatusErr` of
+/// `k8s.io/apiserver/pkg/admission/plugin/webhook/errors`): the server has worked on the request.
+const WEBHOOK: &[u8] = b"admission webhook ";
 /// An unknown path or group: `http.NotFound` of Go.
 const UNKNOWN_PATH: &[u8] = b"404 page not found\n";
-/// An unknown version or resource of a known group; a missing object's message names the object instead.
+/// An unknown version or resource of a known group; a missing object's message names the object instead, and one that a
+/// kubelet does not know (`pods/log`) goes on: `( pods/log NAME)` (`NewGenericServerResponse`).
 const UNKNOWN_RESOURCE: &[u8] = b"the server could not find the requested resource";
 /// Size of the JSON `Status` with that message: all that HEAD shows of it.
 const UNKNOWN_RESOURCE_JSON: u64 = 174;
@@ -68,8 +72,11 @@ pub(super) async fn look(
 }
 
 fn of(status: StatusCode, body: &Bytes) -> Meaning {
+    if contains(body, WEBHOOK) {
+        return Meaning::Answer;
+    }
     match status {
-        StatusCode::NOT_FOUND if &body[..] == UNKNOWN_PATH || contains(body, UNKNOWN_RESOURCE) => {
+        StatusCode::NOT_FOUND if &body[..] == UNKNOWN_PATH || ends(body, UNKNOWN_RESOURCE) => {
             Meaning::Unknown
         }
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
@@ -106,6 +113,13 @@ fn of_head(answer: &Response<Body>) -> Meaning {
     } else {
         Meaning::Answer
     }
+}
+
+/// Whether a message ends with `words`.
+fn ends(body: &[u8], words: &[u8]) -> bool {
+    body.windows(words.len())
+        .enumerate()
+        .any(|(at, window)| window == words && body.get(at + words.len()) != Some(&b' '))
 }
 
 fn contains(haystack: &[u8], needle: &[u8]) -> bool {

@@ -173,12 +173,13 @@ proptest! {
         }
         headers.append(header::TRANSFER_ENCODING, "chunked".parse().unwrap());
         headers.append(header::CONTENT_LENGTH, "5".parse().unwrap());
-        headers::strip_hop_by_hop(&mut headers, Version::HTTP_11);
+        headers::strip_hop_by_hop(&mut headers, Version::HTTP_11, headers::is_end_to_end);
         for gone in ["connection", "transfer-encoding", "content-length", "keep-alive", "upgrade", "te", "proxy-connection"] {
             prop_assert!(!headers.contains_key(gone), "{gone}");
         }
         for name in named {
-            prop_assert!(name == "host" || !headers.contains_key(name.as_str()), "{name}");
+            let kept = ["host", "x-forwarded-for"].contains(&name.as_str());
+            prop_assert!(kept || !headers.contains_key(name.as_str()), "{name}");
         }
     }
 
@@ -198,6 +199,26 @@ proptest! {
 }
 
 #[test]
+fn connection_takes_away_nothing_that_says_who_asks() {
+    let mut headers = map(&[
+        (
+            "connection",
+            "Upgrade, Impersonate-User, impersonate-extra-a",
+        ),
+        ("connection", "authorization, x-hop"),
+        ("impersonate-user", "bob"),
+        ("impersonate-extra-a", "b"),
+        ("authorization", "Bearer t"),
+        ("x-hop", "1"),
+    ]);
+    headers::strip_hop_by_hop(&mut headers, Version::HTTP_11, headers::is_end_to_end);
+    for kept in ["impersonate-user", "impersonate-extra-a", "authorization"] {
+        assert!(headers.contains_key(kept), "{kept}");
+    }
+    assert!(!headers.contains_key("x-hop") && !headers.contains_key("connection"));
+}
+
+#[test]
 fn an_ipv4_client_of_an_ipv6_socket_is_written_as_ipv4() {
     let mapped: std::net::IpAddr = "::ffff:10.0.0.9".parse().unwrap();
     assert_eq!(headers::address_value(mapped), "10.0.0.9");
@@ -211,7 +232,22 @@ fn an_ipv4_client_of_an_ipv6_socket_is_written_as_ipv4() {
 async fn only_kube_apiserver_s_own_words_have_a_meaning() {
     const UNKNOWN: &str = r#"{"kind":"Status","message":"the server could not find the requested resource","details":{},"code":404}"#;
     let long = format!("{UNKNOWN}{}", " ".repeat(5000));
-    let cases: [(u16, &str, Meaning); 9] = [
+    let cases: [(u16, &str, Meaning); 12] = [
+        (
+            404,
+            r#"{"message":"the server could not find the requested resource ( pods/log p)","details":{"name":"p","kind":"pods/log"}}"#,
+            Meaning::Answer,
+        ),
+        (
+            404,
+            r#"{"message":"admission webhook \"x\" denied the request: the server could not find the requested resource"}"#,
+            Meaning::Answer,
+        ),
+        (
+            429,
+            r#"{"message":"admission webhook \"x\" denied the request: The apiserver is shutting down"}"#,
+            Meaning::Answer,
+        ),
         (404, "404 page not found\n", Meaning::Unknown),
         (404, UNKNOWN, Meaning::Unknown),
         (

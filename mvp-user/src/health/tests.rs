@@ -83,3 +83,16 @@ fn a_report_is_true_at_once() {
     prober.local_replaced();
     assert_eq!(local.health(), Health::Starting);
 }
+
+#[test]
+fn where_nothing_can_be_proven_a_server_recovers_without_a_proof() {
+    let t = Instant::now();
+    let later = t + Duration::from_secs(3);
+    let mut vitals = Vitals::default();
+    vitals.report(Health::Down, t);
+    vitals.observe(Seen::Ready, t, t, last_word(None, false, t));
+    let word = last_word(None, false, later);
+    assert_eq!(vitals.observe(Seen::Ready, later, later, word), Health::Up);
+    assert!(!vitals.wants_proof(word));
+    assert_eq!(last_word(None, true, later), None);
+}

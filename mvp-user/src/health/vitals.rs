@@ -30,7 +30,7 @@ pub enum Seen {
 pub struct Decided {
     /// When its probe began.
     pub began: Instant,
-    /// [`Proof::Proven`] or [`Proof::Refused`]; undecided ones are not kept.
+    /// [`Proof::Proven`] or [`Proof::Refused`]; undecided ones are not kept. [`Proof::Unproven`]: nothing can be proven.
     pub proof: Proof,
 }
 

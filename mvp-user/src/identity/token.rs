@@ -38,10 +38,12 @@ fn in_protocols(headers: &HeaderMap) -> bool {
 /// `wsstream.IsWebSocketRequest`.
 fn is_websocket(headers: &HeaderMap) -> bool {
     let upgrade = headers.get(header::UPGRADE);
-    let connection = headers.get(header::CONNECTION);
+    let mut connection = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .flat_map(protocols);
     upgrade.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
-        && connection
-            .is_some_and(|value| protocols(value).any(|name| name.eq_ignore_ascii_case(b"upgrade")))
+        && connection.any(|name| name.eq_ignore_ascii_case(b"upgrade"))
 }
 
 fn protocols(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {

@@ -1,7 +1,7 @@
 //! What the cluster itself says: EndpointSlices of `default/kubernetes` (who), identity Leases (names, restarts), CRDs
 //! and APIServices (what is shared). Four list-and-watch loops that send the whole of what they know at every change.
 //!
-//! Not used with static peers.
+//! With static peers only the last two, and only where there are credentials.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -91,12 +91,13 @@ struct ApiServiceSpec {
 type Crd = Object<CrdSpec, NotUsed>;
 type ApiService = Object<ApiServiceSpec, NotUsed>;
 
-/// Watches for ever.
+/// Watches for ever: what all servers share, and, to find them, their endpoints and Leases.
 pub(super) async fn watch(
     config: Arc<Config>,
     table: Arc<Table>,
     dialer: Arc<Dialer>,
     news: mpsc::Sender<News>,
+    find_peers: bool,
 ) {
     let source = Source {
         config,
@@ -104,19 +105,27 @@ pub(super) async fn watch(
         dialer,
         news,
     };
+    let peers = async {
+        if find_peers {
+            tokio::join!(
+                source.follow(
+                    |client| Api::<EndpointSlice>::namespaced(client, "default"),
+                    watcher::Config::default().labels("kubernetes.io/service-name=kubernetes"),
+                    addresses,
+                    |slices| News::Addresses(slices.values().flatten().copied().collect()),
+                ),
+                source.follow(
+                    |client| Api::<Lease>::namespaced(client, "kube-system"),
+                    watcher::Config::default()
+                        .labels("apiserver.kubernetes.io/identity=kube-apiserver"),
+                    identity,
+                    |leases| News::Leases(leases.clone()),
+                ),
+            );
+        }
+    };
     tokio::join!(
-        source.follow(
-            |client| Api::<EndpointSlice>::namespaced(client, "default"),
-            watcher::Config::default().labels("kubernetes.io/service-name=kubernetes"),
-            addresses,
-            |slices| News::Addresses(slices.values().flatten().copied().collect()),
-        ),
-        source.follow(
-            |client| Api::<Lease>::namespaced(client, "kube-system"),
-            watcher::Config::default().labels("apiserver.kubernetes.io/identity=kube-apiserver"),
-            identity,
-            |leases| News::Leases(leases.clone()),
-        ),
+        peers,
         source.follow(
             |client| Api::<Crd>::all_with(client, &crd_resource()),
             watcher::Config::default().page_size(PAGE),

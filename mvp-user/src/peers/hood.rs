@@ -30,6 +30,11 @@ use crate::{api::ServerId, table::Server};
 const TICK: Duration = Duration::from_secs(1);
 /// Changes of CRDs and APIServices are gathered for this long before all servers are read again.
 const GATHER: Duration = Duration::from_secs(1);
+/// Peers at most: far more than a control plane has. Each costs two probes a second while it does not answer, and a
+/// slice alone can hold 100,000 addresses.
+const MAX_PEERS: usize = 64;
+/// Complaints that are remembered.
+const MAX_TOLD: usize = 1024;
 
 /// Everything that the loop of `peers::run` holds.
 pub(super) struct Hood {
@@ -80,21 +85,28 @@ impl Hood {
             .restore(&self.shared, &mut self.roster, Instant::now());
     }
 
-    /// Begins to watch the cluster.
-    pub(super) fn watch(&mut self, news: mpsc::Sender<News>) {
+    /// Begins to watch the cluster: what all servers share, and who they are if `find_peers`.
+    pub(super) fn watch(&mut self, news: mpsc::Sender<News>, find_peers: bool) {
         self.tasks.spawn_local(cluster::watch(
             Arc::clone(&self.learning.config),
             Arc::clone(&self.shared.table),
             Arc::clone(&self.learning.dialer),
             news,
+            find_peers,
         ));
     }
 
-    /// Takes in `--peer`: what the operator wrote is believed, loopback included.
+    /// Takes in `--peer`: what the operator wrote is believed, loopback included. One list does for all nodes (a
+    /// `DaemonSet` has no other way), so each takes its own address out.
     pub(super) fn take_static(&mut self, peers: &[SocketAddr]) {
-        let local = self.learning.config.local;
-        let peers = peers.iter().copied().filter(|peer| *peer != local);
-        self.list(&peers.collect());
+        let config = &self.learning.config;
+        let own = own_addresses(config.advertise_address);
+        let peers = peers
+            .iter()
+            .copied()
+            .filter(|peer| !is_local(*peer, config.local, config.secure_port, &own));
+        let peers = peers.collect();
+        self.list(&peers);
     }
 
     /// Takes in what a watch told.
@@ -111,11 +123,24 @@ impl Hood {
                         }
                         Admission::Own => {}
                         Admission::Impossible => {
+                            if self.told.len() >= MAX_TOLD {
+                                self.told.clear();
+                            }
                             if self.told.insert(address) {
                                 warn!(%address, "Ignoring an impossible address among the endpoints of default/kubernetes");
                             }
                         }
                     }
+                }
+                let table = Arc::clone(&self.shared.table);
+                let ignored = bound(&mut peers, |address| {
+                    table.catalogue(ServerId::Peer(address)).is_some()
+                });
+                if ignored > 0 {
+                    warn!(
+                        ignored,
+                        "Ignoring addresses: the endpoints of default/kubernetes have more than a control plane can have"
+                    );
                 }
                 self.list(&peers);
                 self.name_servers();
@@ -152,7 +177,10 @@ impl Hood {
                 }
             }
             Notice::Read(id, Some(kind)) => {
-                self.view.troubles.insert(id, kind);
+                // A last word of a reader that was ended meanwhile is not kept.
+                if self.readers.contains_key(&id) {
+                    self.view.troubles.insert(id, kind);
+                }
                 self.shared.metrics.failed(kind);
             }
         }
@@ -164,6 +192,7 @@ impl Hood {
             return false;
         };
         info!(server = %server.id, "Forgetting a departed peer as asked");
+        self.shared.metrics.dropped.inc();
         self.drop_server(&server);
         true
     }
@@ -335,6 +364,18 @@ impl Hood {
     }
 }
 
+/// Keeps [`MAX_PEERS`] addresses, those that were read before others; returns how many are left out.
+fn bound(peers: &mut BTreeSet<SocketAddr>, is_known: impl Fn(SocketAddr) -> bool) -> usize {
+    let ignored = peers.len().saturating_sub(MAX_PEERS);
+    if ignored > 0 {
+        let (known, others): (Vec<_>, Vec<_>) = std::mem::take(peers)
+            .into_iter()
+            .partition(|address| is_known(*address));
+        *peers = known.into_iter().chain(others).take(MAX_PEERS).collect();
+    }
+    ignored
+}
+
 /// What an address of the endpoints is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Admission {
@@ -387,9 +428,28 @@ fn own_addresses(advertised: Option<IpAddr>) -> HashSet<IpAddr> {
         .collect()
 }
 
+/// Whether a static peer is this node's own server: as `--local` has it, or by an address of the node. Other servers of
+/// the loopback are believed.
+fn is_local(peer: SocketAddr, local: SocketAddr, port: u16, own: &HashSet<IpAddr>) -> bool {
+    let ip = peer.ip().to_canonical();
+    peer == local || peer.port() == port && !ip.is_loopback() && own.contains(&ip)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_list_of_static_peers_does_for_all_nodes() {
+        let own = HashSet::from(["10.0.0.1".parse().unwrap(), "127.0.0.1".parse().unwrap()]);
+        let local = "127.0.0.1:6443".parse().unwrap();
+        let ours = |peer: &str| is_local(peer.parse().unwrap(), local, 6443, &own);
+        assert!(ours("127.0.0.1:6443"));
+        assert!(ours("10.0.0.1:6443"));
+        assert!(!ours("10.0.0.1:7443"));
+        assert!(!ours("10.0.0.2:6443"));
+        assert!(!ours("127.0.0.1:7443"));
+    }
 
     #[test]
     fn only_addresses_that_another_node_can_have_are_peers() {
@@ -415,6 +475,18 @@ mod tests {
         ] {
             assert_eq!(judge(bad), Admission::Impossible, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_flood_of_addresses_does_not_displace_who_is_known() {
+        let address = |last: u32| SocketAddr::from((std::net::Ipv4Addr::from(last), 6443));
+        let mut peers: BTreeSet<_> = (0x0a00_0001..=0x0a00_1000).map(address).collect();
+        let known = address(0x0a00_0fff);
+        assert_eq!(bound(&mut peers, |it| it == known), 0x1000 - MAX_PEERS);
+        assert_eq!(peers.len(), MAX_PEERS);
+        assert!(peers.contains(&known));
+        assert_eq!(bound(&mut peers, |_| false), 0);
+        assert_eq!(peers.len(), MAX_PEERS);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use prometheus_client::{
 pub(super) struct Metrics {
     /// Complete reads of a server.
     pub(super) reads: Counter,
-    /// Departed peers dropped after their grace period.
+    /// Departed peers dropped after their grace period, or because somebody asked for it.
     pub(super) dropped: Counter,
     errors: Family<ErrorLabels, Counter>,
 }
@@ -31,7 +31,7 @@ impl Metrics {
         );
         registry.register(
             "mvp_peers_dropped",
-            "Departed peers dropped after their grace period",
+            "Departed peers dropped after their grace period, or by mvp peers forget",
             self.dropped.clone(),
         );
         registry.register(

@@ -45,6 +45,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// How often a connection looks whether its server is about to stop.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// The token that every pod with a service account finds.
+const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ClientError {
@@ -84,6 +87,11 @@ struct Link {
     /// Since this connection was made.
     was_up: bool,
     look: Interval,
+}
+
+/// Whether there is anything to make a client of: a kubeconfig, or a pod's service account.
+pub(super) fn has_credentials(config: &Config) -> bool {
+    config.kubeconfig.is_some() || Path::new(POD_TOKEN).exists()
 }
 
 /// A client for the watches, with credentials read now.

@@ -149,7 +149,9 @@ impl Policy {
     fn reason(&mut self, table: &Table, view: &View, now: Instant) -> Option<Reason> {
         self.unread_until = None;
         let members = table.members();
-        if members.local.health() != Health::Up && self.local_down == LocalDown::Failover {
+        // At start local counts as down, but nobody has looked yet: no reason to steer, nor for a quiet period.
+        let down = members.local.is_seen() && members.local.health() != Health::Up;
+        if down && self.local_down == LocalDown::Failover {
             return Some(Reason::LocalDown);
         }
         if let Some(missing) = first_missing(table, |_, _| true) {

@@ -120,6 +120,11 @@ pub(super) async fn serve_h2(
                 let served = visit.answers.get();
                 idle = if streams.0.get() == 0 && served == answers { idle + 1 } else { 0 };
                 answers = served;
+                if idle > IDLE_TICKS + 1 {
+                    // Asked to go one tick ago: h2 waits without end for the answer to the PING behind its GOAWAY.
+                    tracing::debug!(client = %visit.client, "An unused connection is closed without its consent");
+                    return;
+                }
                 if idle > IDLE_TICKS {
                     connection.as_mut().graceful_shutdown();
                 }

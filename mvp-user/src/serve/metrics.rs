@@ -13,7 +13,7 @@ use crate::{
     identity::Reason,
     reply::{Refusal, Side},
     request_info::RequestInfo,
-    route::Outcome,
+    route::{Because, Outcome},
     table::Server,
     tunnel::Tally,
 };
@@ -171,7 +171,13 @@ impl Metrics {
         );
     }
 
-    pub(super) fn answered(&self, info: &RequestInfo, server: &Server, status: StatusCode) {
+    pub(super) fn answered(
+        &self,
+        info: &RequestInfo,
+        server: &Server,
+        status: StatusCode,
+        because: Because,
+    ) {
         let counts = match server.id {
             ServerId::Local => &self.local,
             ServerId::Peer(_) => &self.peer,
@@ -180,16 +186,14 @@ impl Metrics {
         if let Some(counter) = counts.0.get(class) {
             counter.inc();
         }
-        // Only what a peer's catalogue has is sent to a peer, so the labels are bounded.
-        if server.id != ServerId::Local
-            && let Some(resource) = info.resource()
-        {
+        if server.id != ServerId::Local && info.resource().is_some() {
+            let [group, version, resource] = names(info, because);
             self.rerouted
                 .get_or_create(&ReroutedLabels {
                     code: status.as_u16(),
-                    group: resource.group.into(),
-                    version: resource.version.into(),
-                    resource: resource.resource.into(),
+                    group,
+                    version,
+                    resource,
                 })
                 .inc();
         }
@@ -217,11 +221,17 @@ impl Metrics {
             .inc();
     }
 
-    pub(super) fn failed(&self, info: &RequestInfo, server: &Server, outcome: Outcome) {
+    pub(super) fn failed(
+        &self,
+        info: &RequestInfo,
+        server: &Server,
+        outcome: Outcome,
+        because: Because,
+    ) {
         if server.id == ServerId::Local {
             return;
         }
-        let resource = info.resource();
+        let [group, version, resource] = names(info, because);
         self.peer_errors
             .get_or_create(&PeerErrorLabels {
                 r#type: match outcome {
@@ -230,9 +240,9 @@ impl Metrics {
                     Outcome::NotFound => "not_found",
                     Outcome::Refused => "forwarding_refused",
                 },
-                group: resource.map_or_else(String::new, |it| it.group.into()),
-                version: resource.map_or_else(String::new, |it| it.version.into()),
-                resource: resource.map_or_else(String::new, |it| it.resource.into()),
+                group,
+                version,
+                resource,
             })
             .inc();
     }
@@ -259,5 +269,52 @@ impl Metrics {
                 family.get_or_create(&WayLabels { way }).inc_by(bytes.get());
             }
         }
+    }
+}
+
+/// Labels for a resource: those of one that a catalogue has. A peer that stands in for local is sent whatever clients,
+/// unknown ones too, think of: labels of their making would grow without bound.
+fn names(info: &RequestInfo, because: Because) -> [String; 3] {
+    let known = matches!(
+        because,
+        Because::AuthorityServes | Because::PeerServes | Because::LastResort
+    );
+    match info.resource().filter(|_| known) {
+        Some(it) => [it.group.into(), it.version.into(), it.resource.into()],
+        None => Default::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+
+    use super::*;
+
+    #[test]
+    fn labels_are_never_of_a_clients_making() {
+        let metrics = Metrics::default();
+        let address = "10.0.0.2:6443".parse().unwrap();
+        let peer = Server::new(ServerId::Peer(address), address);
+        let ask = |path: &str| RequestInfo::parse(&Method::GET, &path.parse().unwrap()).unwrap();
+        for number in 0..100 {
+            // Anybody's, while local is down: the peer says 403 before it looks whether there is such a resource.
+            let info = ask(&format!("/apis/g{number}/v1/things"));
+            metrics.answered(&info, &peer, StatusCode::FORBIDDEN, Because::NobodyServes);
+            metrics.failed(&info, &peer, Outcome::Unreachable, Because::AuthorityUnread);
+        }
+        let jobs = ask("/apis/batch/v1/jobs");
+        metrics.answered(&jobs, &peer, StatusCode::OK, Because::PeerServes);
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let lines = |family: &str| text.lines().filter(|it| it.starts_with(family)).count();
+        assert_eq!(lines("apiserver_rerouted_request_total{"), 2, "{text}");
+        assert_eq!(lines("apiserver_peer_proxy_errors_total{"), 1, "{text}");
+        assert!(
+            text.contains("group=\"batch\",version=\"v1\",resource=\"jobs\"} 1"),
+            "{text}"
+        );
     }
 }

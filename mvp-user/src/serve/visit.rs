@@ -25,6 +25,9 @@ use crate::{
     upstream::{Lane, Pair},
 };
 
+/// Characters of a long path that are logged.
+const LOGGED_PATH: usize = 512;
+
 /// One client connection whose TLS ends here.
 pub(super) struct Visit {
     pub(super) thread: Rc<Thread>,
@@ -57,6 +60,17 @@ pub(super) struct Ask {
     pub(super) client: Option<OnUpgrade>,
     /// The answer has no body.
     pub(super) head: bool,
+}
+
+/// The part of a path that is logged: it may have 64 KiB, and needs no credentials to get there.
+fn logged(path: &str) -> &str {
+    if path.len() <= LOGGED_PATH {
+        return path;
+    }
+    path.char_indices()
+        .nth(LOGGED_PATH)
+        .and_then(|(end, _)| path.get(..end))
+        .unwrap_or(path)
 }
 
 impl Visit {
@@ -214,7 +228,7 @@ impl Visit {
         }
         let because = decision.because.as_str();
         let verb = info.verb().as_str();
-        let path = info.path();
+        let path = logged(info.path());
         match &decision.to {
             To::Server(server) if server.id != ServerId::Local => {
                 tracing::info!(client = %self.client, verb, path, server = %server.id, because, status = status.as_u16(), "Rerouted");

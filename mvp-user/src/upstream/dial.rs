@@ -139,6 +139,10 @@ impl Dialer {
             .map_err(|source| DialError::Prepare { address, source })?;
         match timeout(CONNECT_TIMEOUT, socket.connect(address)).await {
             Ok(Ok(stream)) => Ok(stream),
+            // This node has no port left towards it.
+            Ok(Err(source)) if source.kind() == io::ErrorKind::AddrNotAvailable => {
+                Err(DialError::Prepare { address, source })
+            }
             Ok(Err(source)) => Err(DialError::Connect { address, source }),
             Err(_elapsed) => Err(DialError::ConnectTimeout(address)),
         }
@@ -181,7 +185,8 @@ impl Dialer {
     fn bind_to_local(&self, socket: &Socket, destination: SocketAddr) -> io::Result<()> {
         match destination.ip() {
             IpAddr::V4(_) => {
-                // The port is chosen at connect(), where only the whole four-tuple must be unique: no bound of 28,000.
+                // The port is chosen at connect(), where only the whole four-tuple must be unique: others' connections from
+                // this port range do not count. Our own to this one destination are bounded by it (28,000).
                 setsockopt(socket, sockopt::IpBindAddressNoPort, &true)?;
                 socket.bind(&SockAddr::from(SocketAddr::from((self.exempt_source, 0))))
             }

@@ -44,6 +44,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(3);
 /// Streams used of a connection, however many the server allows: the connection window is made for as many.
 pub(super) const MAX_STREAMS: usize = 100;
+/// Requests of one connection: half of the stream numbers that HTTP/2 has. h2 refuses every request beyond them, and a
+/// shared connection to local has no other end.
+const MAX_REQUESTS: u32 = 1 << 29;
 /// What an upstream may send ahead on one stream; kube-apiserver's own (`secure_serving.go`).
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// So many stalled readers leave the window for others to go on.
@@ -70,6 +73,8 @@ pub(super) struct Link {
     /// None once retired: no further streams, and the connection ends with its last.
     sender: RefCell<Option<SendRequest<Bytes>>>,
     open: Arc<AtomicUsize>,
+    /// Requests so far.
+    requests: Cell<u32>,
     limit: Cell<usize>,
     /// A PING is not answered yet.
     doubtful: Cell<bool>,
@@ -130,6 +135,7 @@ impl Link {
             limit: Cell::new(sender.current_max_send_streams().min(MAX_STREAMS)),
             sender: RefCell::new(Some(sender)),
             open: Arc::default(),
+            requests: Cell::new(0),
             doubtful: Cell::new(false),
             retired: Notify::new(),
             last_heard: Cell::new(Instant::now()),
@@ -194,6 +200,10 @@ impl Link {
             None => Err(Reason::CANCEL.into()),
         };
         let (mut response, stream) = sent.map_err(LinkError::Refused)?;
+        self.requests.set(self.requests.get() + 1);
+        if self.requests.get() >= MAX_REQUESTS {
+            self.retire();
+        }
         let mut upload = (!whole).then(|| Upload::new(body, stream, version == Version::HTTP_2));
         if gated && answered_before_continue(&mut response).await {
             // To read the body now would tell the client to send it, and nobody wants it any more.

@@ -57,6 +57,8 @@ pub(super) struct Lot {
     ended: Rc<dyn Fn()>,
     /// Whoever used it has left; a connection that is being opened still is not kept.
     closed: Cell<bool>,
+    /// Counts [`Lot::retire`]: an HTTP/1.1 connection that was busy meanwhile does not become idle again.
+    epoch: Cell<u32>,
 }
 
 impl Lot {
@@ -81,6 +83,7 @@ impl Lot {
             opening: RefCell::default(),
             ended,
             closed: Cell::new(false),
+            epoch: Cell::new(0),
         })
     }
 
@@ -90,6 +93,7 @@ impl Lot {
 
     /// Takes no more requests on what is open now.
     pub(super) fn retire(&self) {
+        self.epoch.set(self.epoch.get().wrapping_add(1));
         for link in self.links.take() {
             link.retire();
         }
@@ -251,6 +255,7 @@ impl Lot {
                 }
             }
         };
+        let epoch = self.epoch.get();
         match connection.send(request).await {
             Ok(response) => {
                 let lot = Rc::downgrade(self);
@@ -258,6 +263,7 @@ impl Lot {
                     // Ready again once the answer was read to its end.
                     if connection.sender.ready().await.is_ok()
                         && let Some(lot) = lot.upgrade()
+                        && lot.epoch.get() == epoch
                     {
                         lot.idle.borrow_mut().push((connection, Instant::now()));
                     }

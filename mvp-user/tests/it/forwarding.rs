@@ -467,6 +467,8 @@ async fn a_verified_front_proxy_names_the_user_and_its_marker_keeps_the_request_
         let seen = at.seen().pop().unwrap();
         assert!(seen.certificate);
         assert_eq!(seen.header("x-remote-user"), ["jane"]);
+        // At local too: its own Mixed Version Proxy must not send it any further.
+        assert_eq!(seen.header("x-kubernetes-peer-proxied"), ["true"]);
         assert_eq!(seen.header("x-remote-group"), ["dev", "ops"]);
         assert_eq!(seen.header("x-remote-uid"), ["7"]);
         assert_eq!(seen.header("x-remote-extra-a%2fb"), ["c"]);

@@ -198,11 +198,6 @@ impl Cluster {
         &self.directory
     }
 
-    /// The servers' kind.
-    pub(crate) fn servers(&self) -> &Servers {
-        &self.servers
-    }
-
     /// Starts the server of one node; it is not ready yet.
     pub(crate) fn start_server(&mut self, node: usize) -> Result<()> {
         let shared = self.directory.join("pki");

@@ -299,7 +299,30 @@ fn a_bind_address_tells_where_local_is() {
         let resolved = with_manifest(&manifest, &[]).unwrap();
         assert_eq!(resolved.config.local, local.parse().unwrap(), "{bind}");
         assert_eq!(setting(&resolved, "local").1, Origin::Manifest);
+        let flag = format!("--bind-address={bind}");
+        assert_eq!(config(&[&flag]).local, local.parse().unwrap(), "{bind}");
     }
+    assert_eq!(config(&[]).local, "127.0.0.1:6443".parse().unwrap());
+    let errors = run(&["--bind-address=here"]).unwrap_err();
+    assert!(errors[0].starts_with("--bind-address: "), "{errors:?}");
+}
+
+#[test]
+fn of_several_ports_in_the_manifest_the_last_counts() {
+    let manifest = MANIFEST.replace("    - --allow-privileged\n", "    - --secure-port=8443\n");
+    let config = with_manifest(&manifest, &[]).unwrap().config;
+    assert_eq!((config.secure_port, config.local.port()), (8443, 8443));
+}
+
+#[test]
+fn there_are_no_more_threads_than_heartbeat_slots() {
+    assert_eq!(
+        (threads_for(2), threads_for(63), threads_for(192)),
+        (2, 63, 63)
+    );
+    assert_eq!(config(&["--threads=63"]).threads, 63);
+    let errors = run(&["--threads=64"]).unwrap_err();
+    assert!(errors[0].contains("from 1 to 63"), "{errors:?}");
 }
 
 #[test]

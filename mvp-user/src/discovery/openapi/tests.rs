@@ -290,6 +290,21 @@ async fn hashes_are_judged_by_mvp() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn accept_headers_of_clients_do_not_fill_the_memory() {
+    let world = World::new();
+    for number in 0..=MAX_KEPT {
+        let accept = format!("application/json, x/{number}");
+        world.get(GV, &[("accept", &accept)]).await.unwrap();
+    }
+    let recent = &world.discovery.openapi.recent;
+    assert!((1..=MAX_KEPT).contains(&recent.len()), "{}", recent.len());
+    let kept = recent.len();
+    let long = format!("application/json, x/{}", "x".repeat(MAX_ACCEPT));
+    let (parts, ..) = world.get(GV, &[("accept", &long)]).await.unwrap();
+    assert_eq!((parts.status, recent.len()), (StatusCode::OK, kept));
+}
+
+#[tokio::test(start_paused = true)]
 async fn protobuf_and_gzip_are_of_the_same_document() {
     let world = World::new();
     let (json, _, _) = world

@@ -212,6 +212,24 @@ fn a_local_that_is_not_up_is_a_reason_under_failover_alone() {
 }
 
 #[test]
+fn a_start_is_no_reason_to_steer() {
+    let t = Instant::now();
+    let local = Arc::new(Server::new(
+        ServerId::Local,
+        SocketAddr::from(([127, 0, 0, 1], 6443)),
+    ));
+    let table = Table::new(Arc::clone(&local));
+    let mut policy = Policy::new(LocalDown::Failover, OFF_DELAY);
+    let view = View::default();
+    assert_eq!(policy.judge(&table, &view, false, t), None);
+    local.set_health(Health::Up);
+    assert_eq!(policy.judge(&table, &view, false, t + SECOND), None);
+    local.set_health(Health::Down);
+    let reason = policy.judge(&table, &view, false, t + SECOND);
+    assert_eq!(reason, Some(Reason::LocalDown));
+}
+
+#[test]
 fn a_peer_that_was_never_read_is_a_reason_for_ten_minutes() {
     let t = Instant::now();
     let mut cluster = cluster();

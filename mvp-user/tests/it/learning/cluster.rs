@@ -167,3 +167,39 @@ async fn the_watches_go_on_at_another_server_when_local_stops() {
             .any(|seen| seen.target.contains("endpointslices"))
     );
 }
+
+#[tokio::test]
+async fn what_all_servers_share_is_known_with_static_peers_too() {
+    let pki = ClusterPki::new().unwrap();
+    let store = Store::memory();
+    let one = server(&pki, &store, 1).await;
+    let two = server(&pki, &store, 2).await;
+    let room = Room::new(&pki, &one, &[&two]);
+    let path = room.files().path().join("admin.conf");
+    std::fs::write(&path, kubeconfig(&pki)).unwrap();
+    let room = room.with(|config| config.kubeconfig = Some(path)).start();
+    room.until_local(Health::Up).await;
+    let crd = serde_json::json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "foos.example.com"},
+        "spec": {
+            "group": "example.com", "scope": "Namespaced",
+            "names": {"plural": "foos", "singular": "foo", "kind": "Foo", "listKind": "FooList"},
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": {"type": "object"}}}],
+        },
+    });
+    let place = key(
+        "apiextensions.k8s.io",
+        "customresourcedefinitions",
+        "",
+        "foos.example.com",
+    );
+    store.create(&place, crd).await.unwrap();
+    let example = GroupVersion::new("example.com", "v1");
+    room.until("it is shared", |table| {
+        table.shared.load().owned.contains(&example)
+    })
+    .await;
+    assert_eq!(peers(room.table()), [ServerId::Peer(two.address())]);
+}
