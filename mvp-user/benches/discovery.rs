@@ -281,6 +281,10 @@ impl Fetch for Shelf {
             header::ETAG,
             HeaderValue::try_from(format!("\"{}\"", server.id)).unwrap(),
         );
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
         done(Ok(Fetched {
             status: StatusCode::OK,
             headers,

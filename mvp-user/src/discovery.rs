@@ -28,6 +28,7 @@ mod negotiate;
 mod openapi;
 #[cfg(test)]
 mod tests;
+mod unpack;
 
 use aggregated::{Aggregated, Base, Key, Own};
 use answer::{Authorised, Client};
@@ -192,9 +193,7 @@ impl Discovery {
         server: &Server,
         request: &mut Request<B>,
     ) -> Option<Plan> {
-        if *request.method() != Method::GET {
-            return None;
-        }
+        let head = *request.method() == Method::HEAD;
         let gzip = negotiate::takes_gzip(request.headers());
         let if_none_match = request.headers().get(header::IF_NONE_MATCH).cloned();
         let openapi = self
@@ -206,7 +205,7 @@ impl Discovery {
             client: Client {
                 if_none_match,
                 gzip,
-                head: false,
+                head,
             },
             wanted: Vec::new(),
             pretty: false,

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha512};
 
 use super::{
     Case, Counters, Document,
-    answer::{Authorised, Completion, Unread, compress},
+    answer::{Authorised, Comparison, Completion, Plain, Unread, compress},
     merge::{Source, merge},
 };
 use crate::{
@@ -265,10 +265,11 @@ impl Aggregated {
         answer.complete(
             &plan.client,
             Completion {
-                bytes,
+                plain: Plain::Bytes(bytes),
                 gzip,
                 content_type,
                 etag: Some(completed.etag.clone()),
+                comparison: Comparison::Exact,
             },
         )
     }

@@ -11,10 +11,11 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderName, HeaderValue, Response, StatusCode, header, response::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, response::Parts};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 
+use super::unpack::Unpacked;
 use crate::{
     api::wire::{self, WireError},
     body::{Body, BodyError},
@@ -43,11 +44,32 @@ pub(super) enum Unread {
 
 /// What the client is to see instead of the server's body.
 pub(super) struct Completion {
-    pub(super) bytes: Bytes,
+    pub(super) plain: Plain,
     /// The same, compressed; used if the client takes gzip.
     pub(super) gzip: Option<Bytes>,
     pub(super) content_type: HeaderValue,
     pub(super) etag: Option<HeaderValue>,
+    /// How kube-apiserver compares the `ETag` of such a document.
+    pub(super) comparison: Comparison,
+}
+
+/// A document for those who do not take gzip.
+pub(super) enum Plain {
+    /// As it is.
+    Bytes(Bytes),
+    /// Kept compressed, and how long it is.
+    Packed(Bytes, usize),
+    /// To HEAD, of a document that nobody has built.
+    Unknown,
+}
+
+/// How If-None-Match is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Comparison {
+    /// Byte by byte, as aggregated discovery does.
+    Exact,
+    /// As RFC 9110, 13.1.2: `*`, lists, weak tags. OpenAPI is served by Go's `http.ServeContent`.
+    Weak,
 }
 
 /// What the client's request said about the form of the answer.
@@ -56,6 +78,42 @@ pub(super) struct Client {
     pub(super) if_none_match: Option<HeaderValue>,
     pub(super) gzip: bool,
     pub(super) head: bool,
+}
+
+impl Client {
+    /// Whether the client has the document with this tag already.
+    pub(super) fn has(&self, etag: &HeaderValue, comparison: Comparison) -> bool {
+        self.if_none_match
+            .as_ref()
+            .is_some_and(|named| match comparison {
+                Comparison::Exact => named == etag,
+                Comparison::Weak => names(named.as_bytes(), etag.as_bytes()),
+            })
+    }
+}
+
+/// Whether a list of tags names `etag`, weakly compared. Reads as Go does: up to the first thing that is no tag.
+fn names(mut list: &[u8], etag: &[u8]) -> bool {
+    loop {
+        list = list.trim_ascii_start();
+        match list {
+            [] => return false,
+            [b',', rest @ ..] => list = rest,
+            [b'*', ..] => return true,
+            _ => {
+                let opaque = list.strip_prefix(b"W/").unwrap_or(list);
+                let end = opaque
+                    .strip_prefix(b"\"")
+                    .and_then(|inner| inner.iter().position(|byte| *byte == b'"'));
+                let Some(end) = end else { return false };
+                let (tag, rest) = opaque.split_at(end + 2);
+                if tag == etag {
+                    return true;
+                }
+                list = rest;
+            }
+        }
+    }
 }
 
 impl Authorised {
@@ -137,6 +195,20 @@ impl Authorised {
         refuse(Refusal::Unreachable(self.side))
     }
 
+    /// The server's answer to HEAD, without what it says of a document that the client would not get.
+    pub(super) fn bare(mut self) -> Response<Body> {
+        for name in [
+            header::CONTENT_LENGTH,
+            header::CONTENT_ENCODING,
+            header::ETAG,
+            header::ACCEPT_RANGES,
+            header::LAST_MODIFIED,
+        ] {
+            self.parts.headers.remove(name);
+        }
+        Response::from_parts(self.parts, Body::Empty)
+    }
+
     /// The document is elsewhere: it has another hash by now.
     pub(super) fn redirect(mut self, location: &str) -> Response<Body> {
         let Ok(to) = HeaderValue::try_from(location) else {
@@ -160,7 +232,10 @@ impl Authorised {
 
     /// The server's headers around the completed document.
     pub(super) fn complete(mut self, client: &Client, document: Completion) -> Response<Body> {
-        let unchanged = document.etag.is_some() && client.if_none_match == document.etag;
+        let unchanged = document
+            .etag
+            .as_ref()
+            .is_some_and(|etag| client.has(etag, document.comparison));
         let headers = &mut self.parts.headers;
         for name in [
             header::CONTENT_LENGTH,
@@ -183,21 +258,35 @@ impl Authorised {
         }
         self.parts.status = StatusCode::OK;
         headers.insert(header::CONTENT_TYPE, document.content_type);
-        let bytes = match document.gzip {
-            Some(compressed) if client.gzip => {
+        let (length, body) = match (document.gzip, document.plain) {
+            (Some(compressed), _) if client.gzip => {
                 headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-                headers.append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
-                compressed
+                vary_by_encoding(headers);
+                (Some(compressed.len()), Body::full(compressed))
             }
-            _ => document.bytes,
+            (_, Plain::Bytes(bytes)) => (Some(bytes.len()), Body::full(bytes)),
+            (_, Plain::Packed(gzip, length)) => {
+                (Some(length), Body::boxed(Unpacked::new(gzip, length)))
+            }
+            (_, Plain::Unknown) => (None, Body::Empty),
         };
-        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes.len()));
-        let body = if client.head {
-            Body::Empty
-        } else {
-            Body::full(bytes)
-        };
+        if let Some(length) = length {
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        }
+        let body = if client.head { Body::Empty } else { body };
         Response::from_parts(self.parts, body)
+    }
+}
+
+fn vary_by_encoding(headers: &mut HeaderMap) {
+    let varies = headers.get_all(header::VARY).iter().any(|value| {
+        value.as_bytes().split(|byte| *byte == b',').any(|name| {
+            name.trim_ascii()
+                .eq_ignore_ascii_case(header::ACCEPT_ENCODING.as_str().as_bytes())
+        })
+    });
+    if !varies {
+        headers.append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::{
     Case, Document,
     aggregated::{Aggregated, Completed, Rendering},
-    answer::{Authorised, Completion, Unread, compress},
+    answer::{Authorised, Comparison, Completion, Plain, Unread, compress},
     merge::{order, union},
 };
 use crate::{
@@ -127,10 +127,11 @@ impl LegacyCache {
         answer.complete(
             &plan.client,
             Completion {
-                bytes,
+                plain: Plain::Bytes(bytes),
                 gzip,
                 content_type,
                 etag: None,
+                comparison: Comparison::Exact,
             },
         )
     }

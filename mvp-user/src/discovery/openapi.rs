@@ -10,15 +10,18 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use dashmap::DashMap;
 use http::{HeaderValue, Request, Response, header};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::{
+    sync::OwnedMutexGuard,
+    time::{Instant, timeout_at},
+};
 
 use super::{
-    Case, Counters, Plan,
+    Case, Counters,
     aggregated::{Inputs, Others},
-    answer::{Authorised, Completion, Unread, compress},
+    answer::{Authorised, Comparison, Completion, Plain, Unread, compress},
 };
 use crate::{
-    api::{GroupVersion, ServerId, wire::decompress},
+    api::{GroupVersion, ServerId},
     body::Body,
     request_info::{OpenApiPath, RequestInfo},
     table::{Server, Table},
@@ -31,6 +34,7 @@ mod hash;
 mod index;
 mod library;
 mod missing;
+mod respond;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -42,6 +46,7 @@ use index::{Index, completed_hash, name_of};
 pub use library::{Done, Fetch, FetchRequest, Fetched};
 use library::{Library, MAX_DOCUMENT, Stored};
 use missing::{Contributor, Missing};
+use respond::{Outcome, respond};
 use spec::graft;
 
 /// How long a client waits for other servers' documents and for the merge before it gets the server's own answer.
@@ -89,6 +94,8 @@ struct Merged {
     /// Compressed if it is large enough.
     bytes: Bytes,
     gzip: bool,
+    /// Of the plain bytes; 0: nobody has built it.
+    length: usize,
 }
 
 /// A completed index and what it was made of.
@@ -155,6 +162,8 @@ impl OpenApi {
             .get(&(server.id, path.clone(), accept.clone()))
             .map(|merged| Arc::clone(&*merged))
             .filter(|merged| Arc::ptr_eq(&merged.missing, &missing));
+        // A 304 to what the client has would leave nothing to complete.
+        headers.remove(header::IF_NONE_MATCH);
         if let Some(merged) = &merged {
             headers.insert(header::IF_NONE_MATCH, merged.base_etag.clone());
         }
@@ -224,7 +233,12 @@ impl OpenApi {
                 immutable(answer.relay())
             }
             Ok(Outcome::Own { .. }) => answer.relay(),
-            Ok(Outcome::Merged(merged)) => self.respond(plan, open, from, answer, &merged).await,
+            Ok(Outcome::Merged(merged)) => {
+                self.remember(open, from, &merged);
+                respond(plan, open, answer, &merged)
+            }
+            Ok(Outcome::Unbuilt(merged)) => respond(plan, open, answer, &merged),
+            Ok(Outcome::Bare) => answer.bare(),
             Ok(Outcome::Index { bytes }) => {
                 let content_type = answer
                     .content_type()
@@ -233,10 +247,11 @@ impl OpenApi {
                 answer.complete(
                     &plan.client,
                     Completion {
-                        bytes,
+                        plain: Plain::Bytes(bytes),
                         gzip: None,
                         content_type,
                         etag: None,
+                        comparison: Comparison::Weak,
                     },
                 )
             }
@@ -245,7 +260,7 @@ impl OpenApi {
                 case.counters.openapi_fallback(from, &trouble);
                 match (&open.merged, answer.is_unchanged()) {
                     // The server's own answer has no body: what was completed last is the best there is.
-                    (Some(merged), true) => self.respond(plan, open, from, answer, merged).await,
+                    (Some(merged), true) => respond(plan, open, answer, merged),
                     _ => answer.relay(),
                 }
             }
@@ -258,15 +273,22 @@ impl OpenApi {
         open: &OpenPlan,
         answer: &mut Authorised,
     ) -> Result<Outcome, Trouble> {
-        let Case { from, table, .. } = case;
+        let Case { plan, from, .. } = case;
+        if plan.client.head {
+            return Ok(Outcome::Bare);
+        }
         let input = answer.read(MAX_DOCUMENT).await?;
         let contributors = open.missing.contributors(None);
-        let shelf = timeout(
-            WITHIN,
-            self.gather(table, &contributors, "/openapi/v3", "application/json"),
-        )
-        .await
-        .map_err(|_elapsed| Trouble::Late)??;
+        let deadline = Instant::now() + WITHIN;
+        let shelf = self
+            .gather(
+                case,
+                &contributors,
+                deadline,
+                "/openapi/v3",
+                "application/json",
+            )
+            .await?;
         let stored: Vec<Arc<Stored>> = shelf.iter().map(|(_, stored)| Arc::clone(stored)).collect();
         if let Some(done) = self.indices.get(&from)
             && done.input == input
@@ -321,8 +343,8 @@ impl OpenApi {
         answer: &mut Authorised,
     ) -> Result<Outcome, Trouble> {
         let Case {
+            plan,
             from,
-            table,
             counters,
             ..
         } = case;
@@ -346,10 +368,9 @@ impl OpenApi {
             .missing
             .contributors(open.group_version.as_ref().map(GroupVersion::as_ref));
         let deadline = Instant::now() + WITHIN;
-        let gathering = self.gather(table, &contributors, &open.path, format.accept());
-        let shelf = timeout_at(deadline, gathering)
-            .await
-            .map_err(|_elapsed| Trouble::Late)??;
+        let shelf = self
+            .gather(case, &contributors, deadline, &open.path, format.accept())
+            .await?;
         let contributions = shelf.iter().filter(|(_, stored)| stored.exists());
         let contributions =
             contributions.map(|(contributor, stored)| (*contributor, stored.hash()));
@@ -368,21 +389,33 @@ impl OpenApi {
         if answer.is_unchanged() {
             return Err(Trouble::Unknown);
         }
-        // Not within the deadline: half a body could be neither completed nor relayed.
-        let base = answer.read(MAX_DOCUMENT).await?;
-        let parts = shelf
-            .into_iter()
-            .map(|(contributor, stored)| (contributor.clone(), stored))
-            .collect();
-        let new = Merged {
+        let mut new = Merged {
             base_etag,
             hash,
             missing: Arc::clone(&open.missing),
             content_type,
-            bytes: base,
+            bytes: Bytes::new(),
             gzip: false,
+            length: 0,
         };
-        timeout_at(deadline, self.merge(counters, key, new, parts))
+        if plan.client.head {
+            return Ok(Outcome::Unbuilt(new));
+        }
+        // Whoever waits here holds nothing: the answer can still be relayed as it comes.
+        let merging = timeout_at(deadline, Arc::clone(&self.merging).lock_owned())
+            .await
+            .map_err(|_elapsed| Trouble::Late)?;
+        if let Some(merged) = self.current(&key, &new.hash, &new.missing) {
+            counters.hit();
+            return Ok(Outcome::Merged(merged));
+        }
+        // Not within the deadline: half a body could be neither completed nor relayed.
+        new.bytes = answer.read(MAX_DOCUMENT).await?;
+        let parts = shelf
+            .into_iter()
+            .map(|(contributor, stored)| (contributor.clone(), stored))
+            .collect();
+        timeout_at(deadline, self.merge(counters, merging, key, new, parts))
             .await
             .map_err(|_elapsed| Trouble::Late)?
             .map(Outcome::Merged)
@@ -415,20 +448,17 @@ impl OpenApi {
     async fn merge(
         &self,
         counters: &Counters,
+        merging: OwnedMutexGuard<()>,
         key: (ServerId, String, Format),
         mut new: Merged,
         parts: Vec<(Contributor, Arc<Stored>)>,
     ) -> Result<Arc<Merged>, Trouble> {
-        let merging = Arc::clone(&self.merging).lock_owned().await;
-        if let Some(merged) = self.current(&key, &new.hash, &new.missing) {
-            counters.hit();
-            return Ok(merged);
-        }
         counters.build();
         let cache = Arc::clone(&self.merged);
         let built = tokio::task::spawn_blocking(move || {
             let _one_at_a_time = merging;
             let document = merge(key.2, &std::mem::take(&mut new.bytes), &parts)?;
+            new.length = document.len();
             (new.bytes, new.gzip) = match compress(&document) {
                 Some(compressed) => (compressed, true),
                 None => (document.into(), false),
@@ -443,16 +473,18 @@ impl OpenApi {
         Ok(built.await.map_err(|_join| Trouble::Unknown)??)
     }
 
-    /// The contributors' documents. Servers that cannot be asked and whose document is not here add nothing.
+    /// The contributors' documents that can be had in time. Servers that cannot be asked and whose document is not here add
+    /// nothing; one that fails does not spoil the others.
     async fn gather<'a>(
         &self,
-        table: &Table,
+        case: Case<'_>,
         contributors: &'a [Contributor],
+        deadline: Instant,
         path: &str,
         accept: &'static str,
     ) -> Result<Vec<(&'a Contributor, Arc<Stored>)>, Trouble> {
         let fetch = self.fetch.get().ok_or(Trouble::Unknown)?;
-        let members = table.members().clone();
+        let members = case.table.members().clone();
         let all = contributors.iter().map(async |contributor| {
             let server = std::iter::once(&members.local)
                 .chain(members.peers.iter())
@@ -461,91 +493,47 @@ impl OpenApi {
                 return Ok(None);
             };
             let of = (contributor.generation, contributor.live);
-            match self
-                .library
-                .get(fetch.as_ref(), server, of, path, accept)
-                .await
-            {
-                Some(stored) => Ok(Some((contributor, stored))),
-                None if contributor.live => Err(Trouble::Unfetched),
-                None => Ok(None),
+            let got = self.library.get(fetch.as_ref(), server, of, path, accept);
+            match timeout_at(deadline, got).await {
+                Err(_elapsed) => Err(Trouble::Late),
+                Ok(Some(stored)) => Ok(Some((contributor, stored))),
+                Ok(None) if contributor.live => Err(Trouble::Unfetched),
+                Ok(None) => Ok(None),
             }
         });
-        let gathered = futures_util::future::try_join_all(all).await?;
-        Ok(gathered.into_iter().flatten().collect())
+        let mut gathered = Vec::new();
+        let mut trouble = None;
+        for outcome in futures_util::future::join_all(all).await {
+            match outcome {
+                Ok(got) => gathered.extend(got),
+                Err(error) => trouble = Some(error),
+            }
+        }
+        match trouble {
+            Some(trouble) if gathered.is_empty() => Err(trouble),
+            Some(trouble) => {
+                case.counters.openapi_fallback(case.from, &trouble);
+                Ok(gathered)
+            }
+            None => Ok(gathered),
+        }
     }
 
-    /// Keeps what a 304 to such a request will be about. The keys are of the clients' making, so they are bounded here.
-    fn remember(&self, from: ServerId, open: &OpenPlan, merged: &Arc<Merged>) {
+    /// What the next 304 to a request that accepts the same would be about.
+    fn remember(&self, open: &OpenPlan, from: ServerId, merged: &Arc<Merged>) {
         if open.accept.len() > MAX_ACCEPT {
             return;
         }
-        if self.recent.len() >= MAX_KEPT {
+        // A copy: the request's own value would keep the whole head that it was read with.
+        let Ok(accept) = HeaderValue::from_bytes(open.accept.as_bytes()) else {
+            return;
+        };
+        let key = (from, open.path.clone(), accept);
+        if self.recent.len() >= MAX_KEPT && !self.recent.contains_key(&key) {
             self.recent.clear();
         }
-        // A copy: the request's own value would keep the whole head that it was read with.
-        if let Ok(accept) = HeaderValue::from_bytes(open.accept.as_bytes()) {
-            let key = (from, open.path.clone(), accept);
-            self.recent.insert(key, Arc::clone(merged));
-        }
+        self.recent.insert(key, Arc::clone(merged));
     }
-
-    /// The completed document, judged by the hash that the client named (`handler3.HandleGroupVersion` of kube-openapi).
-    async fn respond(
-        &self,
-        plan: &Plan,
-        open: &OpenPlan,
-        from: ServerId,
-        answer: Authorised,
-        merged: &Arc<Merged>,
-    ) -> Response<Body> {
-        self.remember(from, open, merged);
-        if open.hash.as_ref().is_some_and(|hash| *hash != merged.hash) {
-            return answer.redirect(&format!("{}?hash={}", open.path, merged.hash));
-        }
-        let etag = HeaderValue::try_from(format!("\"{}\"", merged.hash)).ok();
-        let plain = if merged.gzip && !plan.client.gzip && plan.client.if_none_match != etag {
-            let compressed = merged.bytes.clone();
-            let plain = tokio::task::spawn_blocking(move || {
-                decompress(Some("gzip"), &compressed, 2 * MAX_DOCUMENT)
-            })
-            .await;
-            match plain {
-                Ok(Ok(plain)) => Bytes::from(plain),
-                _ => return answer.broken(),
-            }
-        } else {
-            merged.bytes.clone()
-        };
-        let gzip = merged.gzip.then(|| merged.bytes.clone());
-        let content_type = merged.content_type.clone();
-        let response = answer.complete(
-            &plan.client,
-            Completion {
-                bytes: plain,
-                gzip,
-                content_type,
-                etag,
-            },
-        );
-        if open.hash.is_some() {
-            immutable(response)
-        } else {
-            response
-        }
-    }
-}
-
-/// What became of an answer.
-enum Outcome {
-    /// Nobody adds anything; its own hash.
-    Own {
-        hash: Option<String>,
-    },
-    Merged(Arc<Merged>),
-    Index {
-        bytes: Bytes,
-    },
 }
 
 /// Why an answer goes out as it is.

@@ -15,6 +15,7 @@
 
 mod client;
 mod connections;
+mod discovery;
 mod failover;
 mod fake;
 mod forwarding;

@@ -330,6 +330,22 @@ impl<'a> Doc<'a> {
         }
     }
 
+    /// Whether it says that it is one of this dialect.
+    pub(super) fn is_openapi(&self, format: Format) -> bool {
+        let name = match format.dialect {
+            Dialect::V2 => "swagger",
+            Dialect::V3 => "openapi",
+        };
+        // Field 1 of both in protobuf.
+        self.frame.iter().any(|(key, value)| {
+            if format.protobuf {
+                value.first() == Some(&0x0a)
+            } else {
+                key == name
+            }
+        })
+    }
+
     fn define(&mut self, prefix: &str, object: &'a [u8]) -> Result<(), SpecError> {
         for (name, value) in entries(object)? {
             self.definitions

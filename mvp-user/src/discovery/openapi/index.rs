@@ -24,6 +24,17 @@ pub(super) struct Entry {
     pub(super) url: String,
 }
 
+impl Index {
+    /// Whether it says where documents are.
+    pub(super) fn is_one(&self) -> bool {
+        !self.paths.is_empty()
+            && self
+                .paths
+                .values()
+                .all(|entry| entry.url.starts_with("/openapi/v3/"))
+    }
+}
+
 impl Entry {
     /// The hash that its URL carries.
     pub(super) fn hash(&self) -> Option<&str> {

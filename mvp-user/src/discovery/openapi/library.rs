@@ -8,9 +8,13 @@ use std::{
 
 use bytes::Bytes;
 use dashmap::DashMap;
-use http::{HeaderValue, StatusCode};
-use tokio::{sync::watch, time::Instant};
+use http::{HeaderValue, StatusCode, header};
+use tokio::{runtime::Handle, sync::watch, time::Instant};
 
+use super::{
+    format::{Dialect, Format},
+    index::Index,
+};
 use crate::{
     api::{ServerId, wire::decompress},
     table::Server,
@@ -20,6 +24,8 @@ use crate::{
 pub(super) const MAX_DOCUMENT: usize = 64 << 20;
 /// After a failure the server is left alone for this long.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
+/// Answers beyond this are looked at on another thread than the side room's.
+const BLOCKING_FROM: usize = 64 << 10;
 /// Kept documents; a cluster has some hundred group-versions in two representations.
 const MAX_SHELVES: usize = 4096;
 
@@ -130,6 +136,7 @@ impl Library {
                         shelf: Arc::clone(&shelf),
                         server: server.id,
                         path: path.to_owned(),
+                        accept,
                         generation,
                         given: false,
                     };
@@ -156,13 +163,28 @@ struct Report {
     shelf: Arc<watch::Sender<State>>,
     server: ServerId,
     path: String,
+    accept: &'static str,
     generation: u64,
     given: bool,
 }
 
 impl Report {
-    fn give(mut self, outcome: Result<Fetched, String>) {
+    fn give(self, outcome: Result<Fetched, String>) {
+        let is_large = |fetched: &Fetched| fetched.body.len() >= BLOCKING_FROM;
+        match Handle::try_current() {
+            Ok(runtime) if outcome.as_ref().is_ok_and(is_large) => {
+                runtime.spawn_blocking(move || self.judge(outcome));
+            }
+            _ => self.judge(outcome),
+        }
+    }
+
+    fn judge(mut self, outcome: Result<Fetched, String>) {
         self.given = true;
+        let outcome = outcome.and_then(|fetched| {
+            check(&self.path, self.accept, &fetched)?;
+            Ok(fetched)
+        });
         self.put(outcome);
     }
 
@@ -194,7 +216,7 @@ impl State {
                 StatusCode::NOT_MODIFIED if self.stored.is_some() => None,
                 StatusCode::OK => match Kept::of(&fetched) {
                     Ok(kept) => {
-                        let etag = fetched.headers.get(http::header::ETAG).cloned();
+                        let etag = fetched.headers.get(header::ETAG).cloned();
                         self.stored = Some(Arc::new(Stored {
                             etag,
                             body: Mutex::new(Some(kept)),
@@ -234,7 +256,7 @@ impl Kept {
     fn of(fetched: &Fetched) -> Result<Self, String> {
         let gzip = match fetched
             .headers
-            .get(http::header::CONTENT_ENCODING)
+            .get(header::CONTENT_ENCODING)
             .map(HeaderValue::as_bytes)
         {
             None | Some(b"identity") => false,
@@ -248,6 +270,52 @@ impl Kept {
             bytes: fetched.body.clone(),
             gzip,
         })
+    }
+
+    fn plain(self) -> Result<Bytes, String> {
+        if !self.gzip {
+            return Ok(self.bytes);
+        }
+        decompress(Some("gzip"), &self.bytes, MAX_DOCUMENT)
+            .map(Bytes::from)
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// An error unless a 200 has the document that was asked for: what is here already is better than anything else.
+fn check(path: &str, accept: &str, fetched: &Fetched) -> Result<(), String> {
+    if fetched.status != StatusCode::OK {
+        return Ok(());
+    }
+    let plain = Kept::of(fetched)?.plain()?;
+    if path == "/openapi/v3" {
+        // As text, by kube-openapi.
+        let index: Index = serde_json::from_slice(&plain).map_err(|error| error.to_string())?;
+        return if index.is_one() {
+            Ok(())
+        } else {
+            Err("it is no index of OpenAPI documents".to_owned())
+        };
+    }
+    let dialect = if path == "/openapi/v2" {
+        Dialect::V2
+    } else {
+        Dialect::V3
+    };
+    let wanted = Format {
+        dialect,
+        protobuf: accept.contains("protobuf"),
+    };
+    let content_type = fetched.headers.get(header::CONTENT_TYPE);
+    let content_type = content_type.and_then(|value| value.to_str().ok());
+    if content_type.and_then(|text| Format::of(dialect, text)) != Some(wanted) {
+        return Err(format!("its Content-Type is {content_type:?}"));
+    }
+    let document = wanted.parse(&plain).map_err(|error| error.to_string())?;
+    if document.is_openapi(wanted) {
+        Ok(())
+    } else {
+        Err("it is no OpenAPI document".to_owned())
     }
 }
 
@@ -265,14 +333,7 @@ impl Stored {
 
     /// The plain bytes. Slow for large documents: not for data threads.
     pub(super) fn plain(&self) -> Option<Bytes> {
-        let kept = self.kept()?;
-        if kept.gzip {
-            decompress(Some("gzip"), &kept.bytes, MAX_DOCUMENT)
-                .ok()
-                .map(Bytes::from)
-        } else {
-            Some(kept.bytes)
-        }
+        self.kept()?.plain().ok()
     }
 
     /// Keeps it compressed from now on.
