@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use crate::{
     config::{Config, Setting, SteerMode},
     health::Prober,
+    identity::Reason,
     metrics::{Exposition, Format},
     peers::Learner,
     route::{Asker, AskerKind},
@@ -30,7 +31,7 @@ use crate::{
     tls::Tls,
 };
 
-mod check;
+pub mod check;
 mod collect;
 #[cfg(test)]
 pub(crate) mod fixtures;
@@ -57,6 +58,14 @@ pub trait Daemon: Send + Sync + 'static {
     fn connections(&self) -> Connections;
     /// Whether a stop was asked for.
     fn is_draining(&self) -> bool;
+    /// What `mvp check` looks at servers with; none: it does not look.
+    fn ground(&self) -> Option<check::Ground> {
+        None
+    }
+    /// How often a client certificate yielded no identity for this reason.
+    fn certificates_without_identity(&self, _reason: Reason) -> u64 {
+        0
+    }
 }
 
 /// What is looked at.
@@ -233,7 +242,7 @@ fn private(state: &Arc<State>) -> Router {
         .route("/v1/probe", get(async move || Json(probe.probe())))
         .route(
             "/v1/check",
-            get(async move || Json(check::run(&check).await)),
+            get(async move || Json(check::running(&check).await)),
         )
         .route(
             "/v1/steer",

@@ -6,7 +6,7 @@ use std::{
     ffi::OsString,
     io::{IsTerminal as _, Write as _},
     net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
 };
 
@@ -15,13 +15,15 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     admin::wire::{Grade, Mode, Probe, SteerOrder, Steering},
-    config::{Flags, LogFormat, Resolved, resolve},
+    config::{Flags, LogFormat, Resolved, SameFlags, TlsConfig, published, resolve_with},
     daemon,
     tls::Tls,
 };
 
 mod check;
 mod client;
+#[cfg(test)]
+mod documented;
 mod show;
 #[cfg(test)]
 mod tests;
@@ -93,7 +95,18 @@ enum Verb {
         asking: Asking,
     },
     /// Look for what could go wrong; exits with 1 for warnings, 2 for failures
-    Check(Asking),
+    ///
+    /// Asks the mvp that runs on this node; without one it looks by itself, with the flags of `mvp run`.
+    Check {
+        /// Form of the answer
+        #[arg(short, long, value_enum, default_value_t = Output::Table)]
+        output: Output,
+        /// Look without a running mvp even if there is one
+        #[arg(long)]
+        offline: bool,
+        #[command(flatten)]
+        flags: Box<SameFlags>,
+    },
     /// Print a completion script
     #[command(hide = true)]
     Completions {
@@ -218,10 +231,11 @@ fn dispatch(
 
 /// `mvp run`: all that is wrong with the configuration at once, or the daemon.
 fn start(flags: &Flags, run: impl FnOnce(Resolved) -> anyhow::Result<()>) -> ExitCode {
-    let resolved = resolve(flags, |tls| match Tls::load(tls) {
+    let check = |tls: &TlsConfig| match Tls::load(tls) {
         Ok(_) => Vec::new(),
         Err(errors) => errors.iter().map(ToString::to_string).collect(),
-    });
+    };
+    let resolved = resolve_with(flags, check, published::fetch);
     let resolved = match resolved {
         Ok(resolved) => resolved,
         Err(errors) => {
@@ -302,7 +316,11 @@ fn answer(verb: Verb) -> Result<ExitCode, ClientError> {
             }
         },
         Verb::Probe { what, asking } => probe(what, &asking),
-        Verb::Check(asking) => look(&asking),
+        Verb::Check {
+            output,
+            offline,
+            flags,
+        } => look(&flags, offline, output),
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "mvp", &mut script);
@@ -315,20 +333,26 @@ fn answer(verb: Verb) -> Result<ExitCode, ClientError> {
     }
 }
 
+impl Output {
+    fn page(self) -> Page {
+        Page {
+            width: match self {
+                Self::Wide => usize::MAX,
+                Self::Table | Self::Json => terminal_width(),
+            },
+            wide: self == Self::Wide,
+            colour: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
+        }
+    }
+}
+
 impl Asking {
     fn client(&self) -> Result<Client, ClientError> {
         Client::new(self.control_socket.as_deref())
     }
 
     fn page(&self) -> Page {
-        Page {
-            width: match self.output {
-                Output::Wide => usize::MAX,
-                Output::Table | Output::Json => terminal_width(),
-            },
-            wide: self.output == Output::Wide,
-            colour: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
-        }
+        self.output.page()
     }
 
     /// Asks, and prints the answer as JSON or as `table` draws it.
@@ -396,16 +420,15 @@ fn probe(what: Liveness, asking: &Asking) -> Result<ExitCode, ClientError> {
     })
 }
 
-/// `mvp check`: what can be seen from here, and what a running mvp says of itself.
-fn look(asking: &Asking) -> Result<ExitCode, ClientError> {
-    let mut findings = check::node();
-    findings.extend(check::running(&asking.client()));
+/// `mvp check`.
+fn look(flags: &SameFlags, offline: bool, output: Output) -> Result<ExitCode, ClientError> {
+    let findings = check::all(flags, offline);
     let worst = findings.iter().map(|it| it.result).max();
-    if asking.output == Output::Json {
+    if output == Output::Json {
         let text = serde_json::to_vec(&findings).map_err(ClientError::Answer)?;
         print(&pretty(&text)?);
     } else {
-        print(&show::findings(&findings, asking.page()));
+        print(&show::findings(&findings, output.page()));
     }
     Ok(ExitCode::from(match worst {
         None | Some(Grade::Ok) => 0,
@@ -447,9 +470,4 @@ fn print(text: &str) -> ExitCode {
 fn complain(text: &str) {
     // Nobody to tell if standard error is closed.
     drop(writeln!(std::io::stderr().lock(), "mvp: {text}"));
-}
-
-/// Whether a path is there; its own function so that tests can tell apart what the node has.
-fn exists(path: &str) -> bool {
-    Path::new(path).exists()
 }

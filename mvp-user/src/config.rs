@@ -13,11 +13,14 @@ use http::HeaderName;
 
 mod flags;
 mod manifest;
+pub mod published;
 mod resolve;
+mod told;
 mod values;
 
-pub use flags::{Flags, Origin};
-pub use resolve::{ConfigError, Resolved, Setting, resolve};
+pub use flags::{Flags, Origin, SameFlags};
+pub use resolve::{Resolved, resolve, resolve_with};
+pub use told::{ConfigError, Setting};
 
 /// Source address of mvp's own connections to local, exempt from steering; spells "MVP" in 127/8 and reaches any local IPv4 bind.
 pub const DEFAULT_EXEMPT_SOURCE: Ipv4Addr = Ipv4Addr::new(127, 77, 86, 80);

@@ -175,7 +175,13 @@ impl Parts {
 ///
 /// # Errors
 /// What keeps it from starting, each naming what and why.
-pub fn run(Resolved { config, settings }: Resolved) -> anyhow::Result<()> {
+pub fn run(
+    Resolved {
+        config,
+        settings,
+        published,
+    }: Resolved,
+) -> anyhow::Result<()> {
     let files = listen::raise_descriptor_limit();
     tracing::debug!(files, "Descriptors");
     privileges::forbid_dumps().context("core dumps cannot be forbidden")?;
@@ -209,7 +215,16 @@ pub fn run(Resolved { config, settings }: Resolved) -> anyhow::Result<()> {
         helm,
         settings,
     };
-    runtime.block_on(LocalSet::new().run_until(house.live(sockets)))
+    let live = async {
+        match &published {
+            Some(published) => tokio::select! {
+                ended = house.live(sockets) => ended,
+                () = published.follow() => Ok(()),
+            },
+            None => house.live(sockets).await,
+        }
+    };
+    runtime.block_on(LocalSet::new().run_until(live))
 }
 
 fn attach(config: &Config) -> anyhow::Result<Steering> {

@@ -25,19 +25,22 @@ use tokio::{
 use crate::{
     api::ServerId,
     config::Config,
-    health::{Prober, link::Marker},
-    table::{Server, Table},
+    health::{
+        Prober,
+        link::{Link, Marker},
+    },
+    table::{Documents, Server, Table},
     upstream::Dialer,
 };
 
-mod cluster;
+pub(crate) mod cluster;
 pub mod exclusions;
 mod fetch;
 mod hood;
 mod memory;
 mod metrics;
 mod names;
-mod nearest;
+pub(crate) mod nearest;
 mod reader;
 pub mod roster;
 pub mod skew;
@@ -191,6 +194,22 @@ impl Learner {
     pub fn view(&self) -> Arc<View> {
         self.shared.view.load_full()
     }
+}
+
+/// Whether an address of the endpoints can be another node's kube-apiserver.
+pub(crate) fn is_peer(address: SocketAddr, advertised: Option<std::net::IpAddr>) -> bool {
+    hood::admit(address, &hood::own_addresses(advertised)) == hood::Admission::Peer
+}
+
+/// What a server serves and its version, read once over `link`; the error is one sentence.
+pub(crate) async fn read_once(
+    link: &mut Link,
+    table: &Table,
+) -> Result<(Arc<Documents>, Arc<str>), String> {
+    let mut memory = fetch::Memory::new(None, "".into());
+    let reading = memory.read(link, table).await;
+    let reading = reading.map_err(|error| error.to_string())?;
+    Ok((reading.documents, reading.version))
 }
 
 impl Shared {

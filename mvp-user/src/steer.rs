@@ -5,11 +5,13 @@
 //! here: when to steer, and which listener is kube-apiserver's (the caller knows both).
 //!
 //! * [`listen`]: mvp's own listeners; [`privileges`]: what the process gives up.
+//! * [`judge`]: whether a listener is kube-apiserver's.
 //! * [`listeners`]: who listens on the steered port, and the keys that follow from it.
 //! * [`existing`]: closing direct connections that are older than steering.
 //! * [`sockdiag`]: the kernel's socket tables, which both of these read.
 
 pub mod existing;
+pub mod judge;
 pub mod listen;
 pub mod listeners;
 pub mod privileges;
@@ -194,6 +196,20 @@ impl Steering {
         })
     }
 
+    /// Has the kernel make the program's maps and verify the program, and takes both away again: nothing is attached.
+    pub fn try_out() -> Result<(), SteerError> {
+        if OBJECT.is_empty() {
+            return Err(SteerError::NoObject);
+        }
+        error::check_kernel()?;
+        error::check_capabilities()?;
+        privileges::unlock_memory();
+        let mut ebpf = EbpfLoader::new()
+            .load(OBJECT)
+            .map_err(|error| SteerError::Load(Box::new(error)))?;
+        program_mut(&mut ebpf)?.load().map_err(in_program("load"))
+    }
+
     /// Puts mvp's listening socket of one family into the map, in place of an earlier one.
     pub fn set_listener(&self, family: Family, socket: &impl AsRawFd) -> Result<(), SteerError> {
         self.lock()
@@ -372,6 +388,13 @@ impl fmt::Debug for Steering {
     }
 }
 
+fn program_mut(ebpf: &mut Ebpf) -> Result<&mut SkLookup, SteerError> {
+    ebpf.program_mut(PROGRAM)
+        .ok_or(SteerError::NoObject)?
+        .try_into()
+        .map_err(in_program("find"))
+}
+
 impl Inner {
     fn attach(&mut self) -> Result<(), SteerError> {
         // Of the thread: tests run several namespaces in one process.
@@ -380,12 +403,7 @@ impl Inner {
             path: NETNS,
             source,
         })?;
-        let program: &mut SkLookup = self
-            .ebpf
-            .program_mut(PROGRAM)
-            .ok_or(SteerError::NoObject)?
-            .try_into()
-            .map_err(in_program("find"))?;
+        let program = program_mut(&mut self.ebpf)?;
         program.load().map_err(in_program("load"))?;
         let id = program.attach(namespace).map_err(in_program("attach"))?;
         self.link = Some(program.take_link(id).map_err(in_program("attach"))?);

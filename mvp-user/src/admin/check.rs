@@ -1,202 +1,160 @@
-//! The part of `mvp check` that a running mvp answers: certificates, forwarding, peers, knowledge, steering. Not for
-//! what can be looked at without one (`cli`).
+//! `mvp check`: looks for what could go wrong, and says what to do about it. Changes nothing, attaches nothing.
+//!
+//! The same looks are taken by a running mvp, which adds what only it knows ([`running`]), and without one from the
+//! flags alone ([`alone`]). They run on a thread of their own: nothing that mvp serves waits for them.
 
-use std::time::{Duration, SystemTime};
+use std::{sync::Arc, thread};
+
+use tokio::{
+    runtime,
+    sync::{Semaphore, oneshot},
+    task::LocalSet,
+};
 
 use super::{
     State,
-    report::{health, proof},
     wire::{Finding, Grade},
 };
 use crate::{
-    api::ServerId,
-    table::{Freshness, Health, Membership, Proof, Server},
+    config::{self, Config, Flags},
+    health::link::Marker,
+    table::{Server, Table},
+    upstream::Dialer,
 };
 
-/// A certificate that ends within this deserves a word.
-const SOON: i64 = 7 * 24 * 3600;
-/// A catalogue that was not read for so long is not kept up to date.
-const OLD: Duration = Duration::from_mins(2);
+mod cluster;
+mod files;
+mod knowledge;
+pub mod node;
+mod port;
+mod servers;
+#[cfg(test)]
+mod tests;
 
-/// All checks, in an order in which one repairs them.
-pub(super) async fn run(state: &State) -> Vec<Finding> {
-    let mut findings = certificates(state);
-    findings.extend(servers(state).await);
-    findings.extend(knowledge(state));
-    findings.push(steering(state));
+/// One look at a time: each opens connections to every server.
+static TURN: Semaphore = Semaphore::const_new(1);
+
+/// What servers are looked at with.
+#[derive(Clone, Debug)]
+pub struct Ground {
+    /// What `mvp run` was told.
+    pub config: Arc<Config>,
+    /// Who the servers are, as far as that is known.
+    pub table: Arc<Table>,
+    /// Opens connections.
+    pub dialer: Arc<Dialer>,
+}
+
+/// What a running mvp finds, in an order in which one repairs it.
+pub(super) async fn running(state: &State) -> Vec<Finding> {
+    let mut findings = vec![knowledge::process(state)];
+    match state.daemon.ground() {
+        Some(ground) => findings.extend(on_a_thread(ground).await),
+        None => findings.extend(files::validity(&state.tls.current(), &state.config.tls)),
+    }
+    findings.extend(knowledge::all(state));
     findings
+}
+
+/// What can be found without a running mvp, by the flags that `mvp run` would be given. Blocks.
+pub fn alone(flags: &Flags) -> Vec<Finding> {
+    let mut findings = vec![node::rights(), node::program()];
+    let resolved = match config::resolve_with(flags, |_| Vec::new(), config::published::fetch) {
+        Ok(resolved) => resolved,
+        Err(errors) => {
+            findings.extend(errors.into_iter().map(|error| {
+                let hint = "mvp run --print-config shows every value and where it is from";
+                fail("configuration", error, hint)
+            }));
+            return findings;
+        }
+    };
+    let config = Arc::new(resolved.config);
+    let (found, tls) = files::look(&config.tls);
+    findings.extend(found);
+    let Some(tls) = tls else {
+        findings.push(warn(
+            "kube-apiservers",
+            "not looked at: without these files none can be verified",
+            "repair the files first, then check again",
+        ));
+        return findings;
+    };
+    let local = Arc::new(Server::new(crate::api::ServerId::Local, config.local));
+    let ground = Ground {
+        table: Arc::new(Table::new(local)),
+        dialer: Arc::new(Dialer::new(config.exempt_source, tls, None)),
+        config,
+    };
+    findings.extend(survey(&ground));
+    findings
+}
+
+async fn on_a_thread(ground: Ground) -> Vec<Finding> {
+    let _turn = TURN.acquire().await;
+    let (answer, answered) = oneshot::channel();
+    let started = thread::Builder::new()
+        .name("check".to_owned())
+        .spawn(move || {
+            let (mut findings, _) = files::look(&ground.config.tls);
+            findings.extend(survey(&ground));
+            // Whoever asked may have left.
+            drop(answer.send(findings));
+        });
+    let trouble = match started {
+        Ok(_) => match answered.await {
+            Ok(findings) => return findings,
+            Err(_) => "the look at the servers broke off".to_owned(),
+        },
+        Err(error) => error.to_string(),
+    };
+    vec![fail("check", trouble, "look at the log of mvp run")]
+}
+
+/// Everything behind files: the port, the servers, the cluster.
+fn survey(ground: &Ground) -> Vec<Finding> {
+    let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return vec![fail("check", error.to_string(), "try again")],
+    };
+    LocalSet::new().block_on(&runtime, async {
+        let mut findings = port::look(ground).await;
+        let cluster = cluster::read(ground).await;
+        let marker = Marker::new(&ground.config.request_headers);
+        let servers = cluster.servers(ground);
+        let looks = servers
+            .iter()
+            .map(|server| servers::look(ground, server, &marker));
+        let looks = futures_util::future::join_all(looks).await;
+        findings.extend(looks.iter().map(|look| look.finding.clone()));
+        findings.extend(servers::clocks(&servers, &looks));
+        findings.extend(cluster.findings(&looks));
+        findings
+    })
 }
 
 fn finding(
     check: impl Into<String>,
     result: Grade,
     found: impl Into<String>,
-    hint: Option<&str>,
+    hint: Option<String>,
 ) -> Finding {
     Finding {
         check: check.into(),
         result,
         found: found.into(),
-        hint: hint.map(ToOwned::to_owned),
+        hint,
     }
 }
 
-fn certificates(state: &State) -> Vec<Finding> {
-    let material = state.tls.current();
-    let now = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .ok()
-        .and_then(|it| i64::try_from(it.as_secs()).ok())
-        .unwrap_or_default();
-    let mut findings: Vec<Finding> = material
-        .certificates
-        .iter()
-        .map(|it| {
-            let left = it.not_after - now;
-            let days = left / (24 * 3600);
-            let file = it.file.display();
-            let (grade, found) = if it.not_before > now {
-                (Grade::Fail, format!("{file} is not valid yet"))
-            } else if left <= 0 {
-                (Grade::Fail, format!("{file} has expired"))
-            } else if left < SOON {
-                (Grade::Warn, format!("{file} expires in {days} days"))
-            } else {
-                (Grade::Ok, format!("valid for {days} days"))
-            };
-            let hint = (grade != Grade::Ok).then_some("renew it; mvp reads the new one by itself");
-            finding(format!("certificate {}", it.flag), grade, found, hint)
-        })
-        .collect();
-    findings.extend(
-        material
-            .warnings
-            .iter()
-            .map(|warning| finding("certificates", Grade::Warn, warning.to_string(), None)),
-    );
-    if !material.can_forward() {
-        findings.push(finding(
-            "front-proxy certificate",
-            Grade::Fail,
-            "there is none, so nothing is steered",
-            Some("give --proxy-client-cert-file and --proxy-client-key-file"),
-        ));
-    }
-    findings
+fn ok(check: impl Into<String>, found: impl Into<String>) -> Finding {
+    finding(check, Grade::Ok, found, None)
 }
 
-async fn servers(state: &State) -> Vec<Finding> {
-    let members = state.table.members_now();
-    let mut findings = Vec::new();
-    for server in std::iter::once(&members.local).chain(members.peers.iter()) {
-        let name = title(server);
-        if server.membership() == Membership::Departed {
-            let found = "it has left; what only it serves is 503";
-            let hint = "mvp peers forget ADDRESS, if it will not come back";
-            findings.push(finding(name, Grade::Warn, found, Some(hint)));
-            continue;
-        }
-        if server.health() != Health::Up {
-            let grade = if server.id == ServerId::Local {
-                Grade::Fail
-            } else {
-                Grade::Warn
-            };
-            let found = format!("it is {}", health(server.health()));
-            let hint = "is it running, and reachable from this node on its port?";
-            findings.push(finding(name, grade, found, Some(hint)));
-            continue;
-        }
-        let proven = match state.prober.probe_now(server).await {
-            // Nothing was decided just now: the last word counts.
-            Proof::Unproven => server.proof(),
-            decided => decided,
-        };
-        findings.push(match proven {
-            Proof::Proven => finding(name, Grade::Ok, "up, accepts forwarded identities", None),
-            other => finding(
-                name,
-                Grade::Fail,
-                format!("up, identity forwarding is {}", proof(other)),
-                Some("its --requestheader-client-ca-file and --requestheader-allowed-names must accept mvp's front-proxy certificate"),
-            ),
-        });
-    }
-    findings
+fn warn(check: impl Into<String>, found: impl Into<String>, hint: impl Into<String>) -> Finding {
+    finding(check, Grade::Warn, found, Some(hint.into()))
 }
 
-fn title(server: &Server) -> String {
-    let title = match server.id {
-        ServerId::Local => "local".to_owned(),
-        ServerId::Peer(address) => format!("peer {address}"),
-    };
-    match server.name.load().as_deref() {
-        Some(name) => format!("{title} ({name})"),
-        None => title,
-    }
-}
-
-fn knowledge(state: &State) -> Vec<Finding> {
-    let view = state.learner.view();
-    let members = state.table.members();
-    let mut findings = Vec::new();
-    if !view.listed {
-        findings.push(finding(
-            "list of peers",
-            Grade::Fail,
-            "it was not read in this run",
-            Some("does the service account (or --kubeconfig) may list EndpointSlices and Leases? or give --peer"),
-        ));
-    }
-    for server in std::iter::once(&members.local).chain(members.peers.iter()) {
-        if server.membership() == Membership::Departed {
-            continue;
-        }
-        let check = format!("discovery of {}", server.id);
-        let trouble = view.troubles.get(&server.id).copied();
-        let known = state
-            .table
-            .look(server.id, |it| (it.freshness, it.read_at.elapsed()));
-        findings.push(match (known, trouble) {
-            (None, trouble) => finding(
-                check,
-                Grade::Fail,
-                format!("never read ({})", trouble.unwrap_or("not tried")),
-                Some("mvp peers -o wide; the log says more"),
-            ),
-            (Some((Freshness::Stale, age)), trouble) => finding(
-                check,
-                Grade::Warn,
-                format!(
-                    "read {} s ago; since then: {}",
-                    age.as_secs(),
-                    trouble.unwrap_or("nothing")
-                ),
-                Some("it is routed by what was known"),
-            ),
-            (Some((Freshness::Fresh, age)), _) if age > OLD => finding(
-                check,
-                Grade::Warn,
-                format!("read {} s ago", age.as_secs()),
-                None,
-            ),
-            (Some((Freshness::Fresh, age)), _) => finding(
-                check,
-                Grade::Ok,
-                format!("read {} s ago", age.as_secs()),
-                None,
-            ),
-        });
-    }
-    findings
-}
-
-fn steering(state: &State) -> Finding {
-    let now = state.daemon.steering();
-    let found = format!("{} ({}), mode {}", now.state, now.why, now.mode);
-    let grade = match (now.state.as_str(), now.why.as_str()) {
-        ("full", _) | ("off", "unproven" | "no_listener") => Grade::Warn,
-        _ => Grade::Ok,
-    };
-    finding("steering", grade, found, None)
+fn fail(check: impl Into<String>, found: impl Into<String>, hint: impl Into<String>) -> Finding {
+    finding(check, Grade::Fail, found, Some(hint.into()))
 }

@@ -219,7 +219,7 @@ async fn other_answers_fit_eighty_columns_too() {
     assert!(
         findings
             .iter()
-            .any(|it| it.check == "peer 10.0.0.2:6443 (cp-2)"),
+            .any(|it| it.check == "peer 10.0.0.3:6443" && it.found.contains("has left")),
         "{text}"
     );
     assert!(

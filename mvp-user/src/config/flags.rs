@@ -122,6 +122,8 @@ pub enum Origin {
     Environment,
     /// kube-apiserver's manifest.
     Manifest,
+    /// The ConfigMap in which kube-apiservers publish how they authenticate (`published`).
+    ConfigMap,
     /// Nothing was said, or it follows from other values.
     Default,
 }
@@ -132,6 +134,7 @@ impl std::fmt::Display for Origin {
             Self::Flag => "flag",
             Self::Environment => "environment",
             Self::Manifest => "manifest",
+            Self::ConfigMap => "ConfigMap",
             Self::Default => "default",
         })
     }
@@ -146,6 +149,15 @@ pub struct Flags {
 }
 
 impl Flags {
+    /// `--control-socket`.
+    pub fn control_socket(&self) -> Option<&std::path::Path> {
+        let (values, _) = self.get("control-socket")?;
+        values
+            .last()
+            .filter(|path| !path.is_empty())
+            .map(AsRef::as_ref)
+    }
+
     /// The values of a flag and where they are from; none if it was not given.
     pub(crate) fn get(&self, name: &str) -> Option<(&[String], Origin)> {
         self.values
@@ -155,25 +167,54 @@ impl Flags {
     }
 }
 
+/// The flags of `mvp run` for a verb that only looks at what they say: without `--print-config`.
+#[derive(Clone, Default, Debug)]
+pub struct SameFlags(pub Flags);
+
+impl Args for SameFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(FLAGS.iter().map(Flag::arg))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SameFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self(Flags {
+            values: given(matches),
+            print_config: false,
+        }))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// What was said about each flag, by whom.
+fn given(matches: &ArgMatches) -> Vec<(&'static str, Vec<String>, Origin)> {
+    FLAGS
+        .iter()
+        .filter_map(|flag| {
+            let origin = match matches.value_source(flag.name)? {
+                ValueSource::CommandLine => Origin::Flag,
+                ValueSource::EnvVariable => Origin::Environment,
+                _ => return None,
+            };
+            let given: Vec<String> = matches.get_many(flag.name)?.cloned().collect();
+            Some((flag.name, flag.cut(&given, &origin), origin))
+        })
+        .collect()
+}
+
 impl Args for Flags {
     fn augment_args(command: Command) -> Command {
         command
-            .args(FLAGS.iter().map(|flag| {
-                let mut arg = Arg::new(flag.name)
-                    .long(flag.name)
-                    .env(flag.env)
-                    .hide_env(true)
-                    .value_name(flag.value)
-                    .help(flag.help)
-                    .action(match flag.list {
-                        List::No => ArgAction::Set,
-                        List::Commas | List::Semicolons => ArgAction::Append,
-                    });
-                if !flag.default.is_empty() {
-                    arg = arg.default_value(flag.default);
-                }
-                arg
-            }))
+            .args(FLAGS.iter().map(Flag::arg))
             .arg(
                 Arg::new("print-config")
                     .long("print-config")
@@ -192,20 +233,8 @@ impl Args for Flags {
 
 impl FromArgMatches for Flags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let values = FLAGS
-            .iter()
-            .filter_map(|flag| {
-                let origin = match matches.value_source(flag.name)? {
-                    ValueSource::CommandLine => Origin::Flag,
-                    ValueSource::EnvVariable => Origin::Environment,
-                    _ => return None,
-                };
-                let given: Vec<String> = matches.get_many(flag.name)?.cloned().collect();
-                Some((flag.name, flag.cut(&given, &origin), origin))
-            })
-            .collect();
         Ok(Self {
-            values,
+            values: given(matches),
             print_config: matches.get_flag("print-config"),
         })
     }
@@ -217,6 +246,24 @@ impl FromArgMatches for Flags {
 }
 
 impl Flag {
+    fn arg(&self) -> Arg {
+        let arg = Arg::new(self.name)
+            .long(self.name)
+            .env(self.env)
+            .hide_env(true)
+            .value_name(self.value)
+            .help(self.help)
+            .action(match self.list {
+                List::No => ArgAction::Set,
+                List::Commas | List::Semicolons => ArgAction::Append,
+            });
+        if self.default.is_empty() {
+            arg
+        } else {
+            arg.default_value(self.default)
+        }
+    }
+
     /// The values as a list; a flag that is no list has exactly one.
     pub(crate) fn cut(&self, given: &[String], origin: &Origin) -> Vec<String> {
         let separator = match (self.list, origin) {

@@ -107,6 +107,11 @@ impl Manifest {
         Ok(Self { flags, mounts })
     }
 
+    /// Whether there was none.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.flags.is_empty()
+    }
+
     /// The values of a flag, in order.
     pub(crate) fn get(&self, name: &str) -> Vec<String> {
         self.flags

@@ -1,14 +1,18 @@
-//! From flags, environment and kube-apiserver's manifest to a [`Config`], or to everything that is wrong with them.
+//! From flags, environment, kube-apiserver's manifest and the ConfigMap that it publishes to a [`Config`], or to
+//! everything that is wrong with them.
 
-use std::{fmt, net::SocketAddr, path::Path, path::PathBuf};
-
-use serde::Serialize;
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use super::{
     Config, Existing, Flags, Ktls, LocalDown, LogFormat, MAX_THREADS, RequestHeaders, SteerMode,
     TlsConfig,
     flags::{FLAGS, Origin},
     manifest::{DEFAULT_MANIFEST, Manifest},
+    published::{self, Access, Published},
+    told::{ConfigError, Setting},
     values,
 };
 
@@ -41,46 +45,6 @@ const INHERITED: [&str; 10] = [
     "bind-address",
 ];
 
-/// One thing that is wrong with the configuration.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ConfigError {
-    flag: &'static str,
-    origin: Origin,
-    message: String,
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.origin {
-            Origin::Environment => {
-                let env = FLAGS.iter().find(|flag| flag.name == self.flag);
-                write!(f, "{}: ", env.map_or(self.flag, |flag| flag.env))?;
-            }
-            Origin::Manifest => write!(f, "--{} of kube-apiserver's manifest: ", self.flag)?,
-            Origin::Flag | Origin::Default => write!(f, "--{}: ", self.flag)?,
-        }
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for ConfigError {}
-
-/// One line of `--print-config`.
-#[derive(Clone, Debug, Serialize)]
-pub struct Setting {
-    /// Flag.
-    pub name: &'static str,
-    /// Value as text; lists with commas.
-    pub value: String,
-    /// Where it is from.
-    #[serde(serialize_with = "as_text")]
-    pub origin: Origin,
-}
-
-fn as_text<S: serde::Serializer>(origin: &Origin, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(origin)
-}
-
 /// The configuration, and where each value is from.
 #[derive(Debug)]
 pub struct Resolved {
@@ -88,6 +52,8 @@ pub struct Resolved {
     pub config: Config,
     /// Every flag's value, in the order of the help.
     pub settings: Vec<Setting>,
+    /// Where CAs came from that are in no file; they are readable as long as this lives.
+    pub published: Option<Published>,
 }
 
 /// Reads everything that was said. `check_tls` looks into the files of certificates and keys; its findings are reported
@@ -96,14 +62,25 @@ pub fn resolve(
     flags: &Flags,
     check_tls: impl FnOnce(&TlsConfig) -> Vec<String>,
 ) -> Result<Resolved, Vec<String>> {
+    resolve_with(flags, check_tls, |_| Ok(None))
+}
+
+/// The same, with the ConfigMap as last source ([`published::fetch`]): it is asked for only if neither flags nor a manifest
+/// say by which CAs clients are judged.
+pub fn resolve_with(
+    flags: &Flags,
+    check_tls: impl FnOnce(&TlsConfig) -> Vec<String>,
+    fetch: impl FnOnce(&Access) -> Result<Option<Published>, String>,
+) -> Result<Resolved, Vec<String>> {
     let mut reader = Reader {
         flags,
         manifest: Manifest::default(),
+        published: None,
         errors: Vec::new(),
         settings: Vec::new(),
         tls: None,
     };
-    let config = reader.config();
+    let config = reader.config(fetch);
     let mut errors: Vec<String> = reader.errors.iter().map(ToString::to_string).collect();
     let tls_failed = reader.errors.iter().any(|it| {
         it.flag.starts_with("tls-") || FILES.contains(&it.flag) || it.flag == "peer-server-name"
@@ -120,6 +97,7 @@ pub fn resolve(
             Ok(Resolved {
                 config,
                 settings: reader.settings,
+                published: reader.published,
             })
         }
         _ => Err(errors),
@@ -129,15 +107,20 @@ pub fn resolve(
 struct Reader<'a> {
     flags: &'a Flags,
     manifest: Manifest,
+    published: Option<Published>,
     errors: Vec<ConfigError>,
     settings: Vec<Setting>,
     tls: Option<TlsConfig>,
 }
 
 impl Reader<'_> {
-    fn config(&mut self) -> Option<Config> {
+    fn config(
+        &mut self,
+        fetch: impl FnOnce(&Access) -> Result<Option<Published>, String>,
+    ) -> Option<Config> {
         self.read_manifest();
         let addresses = self.local();
+        self.read_published(addresses.map(|(local, _)| local), fetch);
         let tls = self.tls();
         self.tls.clone_from(&tls);
         let request_headers = self.request_headers();
@@ -248,6 +231,35 @@ impl Reader<'_> {
             }
         }
         self.settle(NAME, path, origin);
+    }
+
+    fn read_published(
+        &mut self,
+        local: Option<SocketAddr>,
+        fetch: impl FnOnce(&Access) -> Result<Option<Published>, String>,
+    ) {
+        // A manifest is kube-apiserver's own word: what it does not say is not configured there either.
+        let said = |name: &&str| self.flags.get(name).is_some();
+        if !self.manifest.is_empty() || published::CAS.iter().all(said) {
+            return;
+        }
+        let last = |name| self.given(name).0.pop().filter(|text| !text.is_empty());
+        let access = Access {
+            kubeconfig: last("kubeconfig").map(PathBuf::from),
+            local,
+            server_name: last("peer-server-name").unwrap_or_default(),
+        };
+        match fetch(&access) {
+            Ok(published) => self.published = published,
+            Err(error) => self.fail(
+                "client-ca-file",
+                Origin::Default,
+                format!(
+                    "not given, nor is --kubeadm-manifest, and ConfigMap {} cannot be read: {error}",
+                    published::NAME
+                ),
+            ),
+        }
     }
 
     /// Where local is and which port is steered: each follows from the other if only one is given.
@@ -424,6 +436,10 @@ impl Reader<'_> {
                 let cut = flag.map(|flag| flag.cut(&values, &Origin::Manifest));
                 return (cut.unwrap_or(values), Origin::Manifest);
             }
+            let values = self.published.as_ref().map(|it| it.get(name));
+            if let Some(values) = values.filter(|values| !values.is_empty()) {
+                return (values, Origin::ConfigMap);
+            }
         }
         let default = flag.map(|flag| flag.default).filter(|it| !it.is_empty());
         let values = default.map(ToOwned::to_owned);
@@ -525,7 +541,11 @@ impl Reader<'_> {
         });
     }
 
-    fn settle(&mut self, name: &'static str, value: String, origin: Origin) {
+    fn settle(&mut self, name: &'static str, mut value: String, origin: Origin) {
+        if origin == Origin::ConfigMap && FILES.contains(&name) {
+            // The path is one of this process and tells nobody anything.
+            published::NAME.clone_into(&mut value);
+        }
         self.settings.push(Setting {
             name,
             value,

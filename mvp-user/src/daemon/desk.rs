@@ -12,8 +12,10 @@ use tokio::sync::watch;
 
 use crate::{
     accept::Acceptor,
-    admin::{self, wire},
+    admin::{self, check::Ground, wire},
     config::SteerMode,
+    identity::Reason,
+    serve,
     steer::{Heartbeat, Steering, Switch},
 };
 
@@ -30,6 +32,8 @@ pub(super) struct Desk {
     acceptor: Arc<Acceptor>,
     percent: AtomicU8,
     draining: watch::Receiver<bool>,
+    ground: Ground,
+    shared: Arc<serve::Shared>,
     beats: Mutex<Vec<Arc<Last>>>,
 }
 
@@ -41,6 +45,12 @@ impl Desk {
             acceptor: Arc::clone(&house.parts.acceptor),
             percent: AtomicU8::new(house.parts.config.steer_percent),
             draining,
+            ground: Ground {
+                config: Arc::clone(&house.parts.config),
+                table: Arc::clone(&house.parts.table),
+                dialer: Arc::clone(&house.parts.dialer),
+            },
+            shared: Arc::clone(&house.parts.shared),
             beats: Mutex::default(),
         }
     }
@@ -133,5 +143,13 @@ impl admin::Daemon for Desk {
 
     fn is_draining(&self) -> bool {
         *self.draining.borrow()
+    }
+
+    fn ground(&self) -> Option<Ground> {
+        Some(self.ground.clone())
+    }
+
+    fn certificates_without_identity(&self, reason: Reason) -> u64 {
+        self.shared.metrics.certificates_without_identity(reason)
     }
 }

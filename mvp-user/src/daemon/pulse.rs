@@ -21,18 +21,11 @@ use tokio::{
     task::spawn_local,
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
-use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::{
-    api::ServerId,
     body::Body,
     serve::SelfCheck,
-    steer::{
-        HEARTBEAT_INTERVAL, Heartbeat,
-        listeners::{Listener, Whose},
-    },
-    table::Server,
-    tls::{Presenting, Protocol},
+    steer::{HEARTBEAT_INTERVAL, Heartbeat, judge},
 };
 
 use super::Parts;
@@ -41,8 +34,6 @@ use super::Parts;
 const SELF_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Longer than this, and it counts as failed.
 const SELF_CHECK_WITHIN: Duration = Duration::from_secs(1);
-/// How long a listener may take to show its certificate.
-const LOOK_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why a self-request failed.
 #[derive(Debug, thiserror::Error)]
@@ -57,8 +48,6 @@ enum Failed {
     Request(#[from] http::Error),
     #[error("answered {0}, not by this process")]
     Answer(StatusCode),
-    #[error("no client configuration")]
-    Tls,
 }
 
 /// One loop's sign of life: in the kernel's slot, where there is one, and for `/livez`.
@@ -156,7 +145,7 @@ pub async fn check_self(
 
 async fn ask_self(parts: &Parts, listener: SocketAddr) -> Result<(), Failed> {
     let stream = TcpStream::connect(listener).await?;
-    let stream = handshake(parts, stream).await?;
+    let stream = judge::handshake(&parts.tls, stream).await?;
     let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let connection = spawn_local(connection);
     let request = Request::get("/livez")
@@ -169,51 +158,5 @@ async fn ask_self(parts: &Parts, listener: SocketAddr) -> Result<(), Failed> {
         Ok(())
     } else {
         Err(Failed::Answer(answer.status()))
-    }
-}
-
-async fn handshake(parts: &Parts, stream: TcpStream) -> Result<TlsStream<TcpStream>, Failed> {
-    let material = parts.tls.current();
-    let config = material
-        .client(Presenting::Nothing, Protocol::Inward)
-        .ok_or(Failed::Tls)?;
-    Ok(TlsConnector::from(config)
-        .connect(material.server_name().clone(), stream)
-        .await?)
-}
-
-/// Whose a listener on the steered port is: kube-apiserver's if it shows the configured serving certificate to a client
-/// without SNI (design 2), and listens where mvp dials local. A balancer that passes TLS through (`HAProxy` on a VIP)
-/// shows the certificate of whichever server is behind it, this node's among them.
-pub async fn whose(parts: &Parts, listener: &Listener) -> Whose {
-    let at = listener.address.ip();
-    if !at.is_unspecified() && at != parts.config.local.ip().to_canonical() {
-        return Whose::Other;
-    }
-    let server = Server::new(ServerId::Local, listener.dial_address());
-    let look = async {
-        let stream = parts.dialer.raw(&server).await.ok()?;
-        Some(handshake(parts, stream).await)
-    };
-    match timeout(LOOK_WITHIN, look).await {
-        // No answer says nothing: it may be starting.
-        Err(_) | Ok(None) => Whose::Unknown,
-        Ok(Some(Err(Failed::Io(error)))) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-            Whose::Unknown
-        }
-        Ok(Some(Err(_))) => Whose::Other,
-        Ok(Some(Ok(stream))) => {
-            let material = parts.tls.current();
-            let leaf = stream
-                .get_ref()
-                .1
-                .peer_certificates()
-                .and_then(|chain| chain.first());
-            if leaf.is_some_and(|leaf| material.is_serving(leaf)) {
-                Whose::Local
-            } else {
-                Whose::Other
-            }
-        }
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     config::{LocalDown, SteerMode},
     peers::skew::{Policy, Reason},
     steer::{
-        Steering, Switch,
+        Steering, Switch, judge,
         listeners::{Listener, REFRESH_INTERVAL, Watcher, Whose},
     },
     table::{Health, Membership, Proof, Table},
@@ -300,7 +300,9 @@ pub async fn watch_listeners(parts: &Parts, steering: &Steering, helm: &Helm) {
     let mut generations = parts.tls.generations();
     let mut seen: Option<u64> = None;
     loop {
-        let judge = async |listener: &Listener| super::pulse::whose(parts, listener).await;
+        let judge = async |listener: &Listener| {
+            judge::whose(&parts.dialer, parts.config.local.ip(), listener).await
+        };
         if let Err(error) = watcher.refresh(steering, judge).await {
             tracing::warn!(%error, "Keys of the steering program were not brought up to date");
         }

@@ -81,7 +81,7 @@ pub fn judge(status: StatusCode, body: &[u8]) -> Verdict {
 }
 
 /// Asks the server behind `link` who we are.
-pub(super) async fn prove(link: &mut Link) -> Result<Verdict, LinkError> {
+pub(crate) async fn prove(link: &mut Link) -> Result<Verdict, LinkError> {
     for version in ["v1", "v1beta1"] {
         let path = format!("/apis/authentication.k8s.io/{version}/selfsubjectreviews");
         let review = serde_json::json!({

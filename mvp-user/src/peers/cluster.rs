@@ -263,7 +263,7 @@ impl Trouble {
     }
 }
 
-fn crd_resource() -> ApiResource {
+pub(crate) fn crd_resource() -> ApiResource {
     resource(
         "apiextensions.k8s.io",
         "CustomResourceDefinition",
@@ -271,7 +271,7 @@ fn crd_resource() -> ApiResource {
     )
 }
 
-fn api_service_resource() -> ApiResource {
+pub(crate) fn api_service_resource() -> ApiResource {
     resource("apiregistration.k8s.io", "APIService", "apiservices")
 }
 
@@ -286,7 +286,7 @@ fn resource(group: &str, kind: &str, plural: &str) -> ApiResource {
 }
 
 /// Every ready address of a slice with the port named `https` (or the only one).
-fn addresses(slice: &EndpointSlice) -> Vec<SocketAddr> {
+pub(crate) fn addresses(slice: &EndpointSlice) -> Vec<SocketAddr> {
     let ports = slice.ports.as_deref().unwrap_or_default();
     let port = ports
         .iter()

@@ -378,7 +378,7 @@ fn bound(peers: &mut BTreeSet<SocketAddr>, is_known: impl Fn(SocketAddr) -> bool
 
 /// What an address of the endpoints is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Admission {
+pub(super) enum Admission {
     Peer,
     /// One of this node's: local.
     Own,
@@ -386,7 +386,7 @@ enum Admission {
     Impossible,
 }
 
-fn admit(address: SocketAddr, own: &HashSet<IpAddr>) -> Admission {
+pub(super) fn admit(address: SocketAddr, own: &HashSet<IpAddr>) -> Admission {
     let ip = address.ip().to_canonical();
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
@@ -407,7 +407,7 @@ fn admit(address: SocketAddr, own: &HashSet<IpAddr>) -> Admission {
 }
 
 /// The addresses of this node, and the one that its kube-apiserver advertises.
-fn own_addresses(advertised: Option<IpAddr>) -> HashSet<IpAddr> {
+pub(super) fn own_addresses(advertised: Option<IpAddr>) -> HashSet<IpAddr> {
     let interfaces = match nix::ifaddrs::getifaddrs() {
         Ok(interfaces) => Some(interfaces),
         Err(error) => {

@@ -50,7 +50,7 @@ const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ClientError {
+pub(crate) enum ClientError {
     /// `--kubeconfig` cannot be used.
     #[error("cannot use the kubeconfig {path}: {source}")]
     Kubeconfig {
@@ -95,7 +95,7 @@ pub(super) fn has_credentials(config: &Config) -> bool {
 }
 
 /// A client for the watches, with credentials read now.
-pub(super) async fn client(
+pub(crate) async fn client(
     config: &Config,
     table: Arc<Table>,
     dialer: Arc<Dialer>,

@@ -117,6 +117,14 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// How often a client certificate yielded no identity for this reason.
+    pub fn certificates_without_identity(&self, reason: Reason) -> u64 {
+        let reason = reason.as_str();
+        self.certificates
+            .get(&CertificateLabels { reason })
+            .map_or(0, |count| count.get())
+    }
+
     /// Publishes them.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(

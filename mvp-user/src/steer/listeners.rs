@@ -131,6 +131,12 @@ pub fn keys(listeners: &[(Listener, Whose)], before: &Keys) -> Keys {
     keys
 }
 
+/// The sockets that listen on a port now.
+pub fn on_port(port: u16) -> io::Result<Vec<Listener>> {
+    let found = SockDiag::open()?.list(Which::Listening, port, 0)?;
+    Ok(found.iter().map(Listener::new).collect())
+}
+
 /// Keeps the program's keys in step with the listening sockets.
 #[derive(Debug)]
 pub struct Watcher {

@@ -13,6 +13,7 @@
     reason = "test binary"
 )]
 
+mod checks;
 mod client;
 mod connections;
 mod discovery;
