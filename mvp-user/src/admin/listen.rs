@@ -90,6 +90,9 @@ impl Control {
             }
             Err(_) => {}
         }
+        if link.is_some() {
+            sweep(path.parent());
+        }
         let listener = UnixListener::bind(&path).map_err(named)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(named)?;
         Ok(Self {
@@ -146,6 +149,23 @@ impl Control {
                     tokio::time::sleep(BREATH).await;
                 }
             }
+        }
+    }
+}
+
+/// Removes the sockets of processes that could not do it themselves.
+fn sweep(directory: Option<&Path>) {
+    let entries = directory.and_then(|directory| fs::read_dir(directory).ok());
+    for path in entries.into_iter().flatten().flatten().map(|it| it.path()) {
+        let is_socket = fs::symlink_metadata(&path)
+            .is_ok_and(|it| std::os::unix::fs::FileTypeExt::is_socket(&it.file_type()));
+        if is_socket
+            && path.extension().is_some_and(|it| it == "sock")
+            && std::os::unix::net::UnixStream::connect(&path)
+                .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+            && let Err(error) = fs::remove_file(&path)
+        {
+            tracing::debug!(socket = %path.display(), %error, "a left over socket stays");
         }
     }
 }

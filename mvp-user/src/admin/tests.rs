@@ -168,3 +168,16 @@ async fn a_scrape_has_every_family_once_with_help() {
         assert!(text.contains(wanted), "{wanted} is missing from {text}");
     }
 }
+
+#[tokio::test]
+async fn left_over_sockets_are_swept_and_those_in_use_stay() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    // A process that was killed leaves its socket behind.
+    drop(std::os::unix::net::UnixListener::bind(path("mvp-old.sock")).unwrap());
+    let _other = std::os::unix::net::UnixListener::bind(path("mvp-other.sock")).unwrap();
+    std::fs::write(path("state.json"), "{}").unwrap();
+    let _control = listen::Control::bind_in(directory.path()).unwrap();
+    assert!(!path("mvp-old.sock").exists());
+    assert!(path("mvp-other.sock").exists() && path("state.json").exists());
+}
