@@ -79,6 +79,11 @@ mod tls;
 mod upgrade;
 mod wire;
 
+/// One of the recorded OpenAPI files, by its name in the archive: `1.36/v3__apis_apps_v1.json`.
+pub fn recorded_openapi(name: &str) -> anyhow::Result<bytes::Bytes> {
+    fixtures::file(fixtures::openapi()?, name)
+}
+
 pub use authn::{Authentication, RequestHeader, User};
 pub use authz::Rule;
 pub use body::pattern;

@@ -14,7 +14,7 @@ pub(crate) struct Options {
     /// Optimised, as it is shipped and measured.
     #[arg(long)]
     release: bool,
-    /// Static, for the container image (needs the rustup target x86_64-unknown-linux-musl).
+    /// Static, for the container image (needs musl-gcc, and the rustup target ARCH-unknown-linux-musl of this machine).
     #[arg(long)]
     musl: bool,
 }
@@ -28,7 +28,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         cargo.arg("--release");
     }
     if options.musl {
-        cargo.args(["--target", "x86_64-unknown-linux-musl"]);
+        let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+        cargo.args(["--target", &target]);
     }
     exec(&mut cargo)
 }

@@ -10,8 +10,11 @@
 mod bench;
 mod build;
 mod demo;
+#[cfg(test)]
+mod documented;
 mod lab;
 mod lint;
+mod manifests;
 mod order;
 mod setup;
 mod sh;
@@ -39,6 +42,8 @@ enum Verb {
     Lint(lint::Options),
     /// Run all tests, or one tier of them.
     Test(test::Options),
+    /// Render deploy/manifests from the chart.
+    Manifests(manifests::Options),
     /// Compare mvp with no proxy and with other proxies, under load.
     Bench(bench::Options),
     /// Run kernel tests on a stock Debian kernel in qemu.
@@ -53,6 +58,7 @@ fn main() -> ExitCode {
         Verb::Build(options) => build::run(&options),
         Verb::Lint(options) => lint::run(&options),
         Verb::Test(options) => test::run(&options),
+        Verb::Manifests(options) => manifests::run(&options),
         Verb::Bench(options) => bench::run(&options),
         Verb::VmTest(options) => vm::run(&options),
         Verb::Demo(options) => demo::run(&options),
