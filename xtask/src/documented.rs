@@ -29,7 +29,7 @@ fn documents() -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// Commands of the ```sh blocks: without comments and here-documents, continued lines joined.
+/// Commands of the blocks that are marked `sh`: without comments and here-documents, continued lines joined.
 fn commands(text: &str) -> Vec<String> {
     let mut commands: Vec<String> = Vec::new();
     let (mut inside, mut continued, mut until) = (false, false, None::<String>);

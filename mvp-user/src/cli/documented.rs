@@ -52,7 +52,7 @@ fn documents() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Commands of the ```sh blocks, without comments, continued lines joined.
+/// Commands of the blocks that are marked `sh`, without comments, continued lines joined.
 fn commands(text: &str) -> Vec<String> {
     let mut commands: Vec<String> = Vec::new();
     let (mut inside, mut continued) = (false, false);

@@ -364,7 +364,7 @@ fn truth(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Bool(it) => *it,
-        Value::Number(it) => it.as_f64() != Some(0.0),
+        Value::Number(it) => it.as_i64() != Some(0),
         Value::String(it) => !it.is_empty(),
         Value::Array(it) => !it.is_empty(),
         Value::Object(it) => !it.is_empty(),

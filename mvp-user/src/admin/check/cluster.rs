@@ -1,12 +1,7 @@
 //! What the cluster says through mvp's own account: whether the account may read it, who the kube-apiservers are, and
 //! whether the APIServices are whole.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 
 use hashbrown::HashSet;
 use k8s_openapi::{
@@ -109,7 +104,7 @@ pub(super) async fn read(ground: &Ground) -> Cluster {
         Arc::clone(&ground.dialer),
     );
     match client.await {
-        Ok(client) => cluster.ask(client).await,
+        Ok(client) => cluster.ask(&client).await,
         Err(error) => cluster.findings.push(fail(
             "credentials",
             error.to_string(),
@@ -120,7 +115,7 @@ pub(super) async fn read(ground: &Ground) -> Cluster {
 }
 
 impl Cluster {
-    async fn ask(&mut self, client: Client) {
+    async fn ask(&mut self, client: &Client) {
         let before = self.findings.len();
         let slices = Api::<EndpointSlice>::namespaced(client.clone(), "default");
         let of_service = ListParams::default().labels("kubernetes.io/service-name=kubernetes");
@@ -154,7 +149,7 @@ impl Cluster {
             ("apiregistration.k8s.io", "apiservices", None),
         ] {
             let listed = !self.findings.iter().any(|it| it.check == title(resource));
-            if listed && !may_watch(&client, group, resource, namespace).await {
+            if listed && !may_watch(client, group, resource, namespace).await {
                 self.findings.push(fail(
                     title(resource),
                     format!("may be listed, but not watched: changes of {resource} are missed"),
@@ -325,7 +320,7 @@ async fn may_watch(client: &Client, group: &str, resource: &str, namespace: Opti
 /// APIServices that do not work, that a restarting server deleted, or that nobody serves any more.
 fn whole(services: &[ApiService], served: &HashSet<GroupVersion>, all_read: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut by_name = BTreeMap::new();
+    let mut names = BTreeSet::new();
     let mut unavailable = Vec::new();
     let mut stale = Vec::new();
     for service in services {
@@ -354,12 +349,12 @@ fn whole(services: &[ApiService], served: &HashSet<GroupVersion>, all_read: bool
                 format!("kubectl delete apiservice {name}; until then legacy discovery lists it"),
             ));
         }
-        by_name.insert(name, ());
+        names.insert(name);
     }
     let missing = served
         .iter()
         .map(|it| format!("{}.{}", it.version, it.group))
-        .filter(|name| !by_name.contains_key(name))
+        .filter(|name| !names.contains(name))
         .collect::<BTreeSet<_>>()
         .into_iter()
         .map(|name| {
