@@ -177,7 +177,7 @@ async fn left_over_sockets_are_swept_and_those_in_use_stay() {
     drop(std::os::unix::net::UnixListener::bind(path("mvp-old.sock")).unwrap());
     let _other = std::os::unix::net::UnixListener::bind(path("mvp-other.sock")).unwrap();
     std::fs::write(path("state.json"), "{}").unwrap();
-    let _control = listen::Control::bind_in(directory.path()).unwrap();
+    let _control = Control::bind_in(directory.path()).unwrap();
     assert!(!path("mvp-old.sock").exists());
     assert!(path("mvp-other.sock").exists() && path("state.json").exists());
 }

@@ -27,6 +27,10 @@ const FOREIGN: &[&str] = &[
     "request-timeout",
     // kubectl's and docker's
     "raw",
+    "validate",
+    "server-side",
+    // cargo's
+    "bench",
     "platform",
 ];
 

@@ -27,6 +27,8 @@ use rustix::{
 
 /// Its name, for people.
 pub(super) const NAME: &str = "kube-system/extension-apiserver-authentication";
+/// Where its CAs are read.
+pub(super) const PATHS: &str = "/proc/self/fd/";
 /// How long reading it may take at start.
 const WITHIN: Duration = Duration::from_secs(10);
 /// How often it is read again: CAs are rotated over hours.
@@ -163,7 +165,7 @@ impl Published {
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         files
             .get(name)
-            .map(|kept| format!("/proc/self/fd/{}", kept.file.as_raw_fd()))
+            .map(|kept| format!("{PATHS}{}", kept.file.as_raw_fd()))
             .into_iter()
             .collect()
     }

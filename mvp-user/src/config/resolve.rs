@@ -542,7 +542,7 @@ impl Reader<'_> {
     }
 
     fn settle(&mut self, name: &'static str, mut value: String, origin: Origin) {
-        if origin == Origin::ConfigMap && FILES.contains(&name) {
+        if FILES.contains(&name) && value.starts_with(published::PATHS) {
             // The path is one of this process and tells nobody anything.
             published::NAME.clone_into(&mut value);
         }

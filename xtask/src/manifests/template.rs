@@ -9,8 +9,8 @@ use serde_json::Value;
 enum Node {
     Text(String),
     Output(Vec<Vec<Term>>),
-    If(Vec<Vec<Term>>, Vec<Node>, Vec<Node>),
-    Range(Option<(String, String)>, Vec<Vec<Term>>, Vec<Node>),
+    If(Vec<Vec<Term>>, Vec<Self>, Vec<Self>),
+    Range(Option<(String, String)>, Vec<Vec<Term>>, Vec<Self>),
 }
 
 #[derive(Clone, Debug, PartialEq)]
