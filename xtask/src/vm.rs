@@ -58,7 +58,8 @@ const SHORT: [&[&str]; 2] = [
         "small_segments",
     ],
 ];
-const LONG: [&[&str]; 2] = [&[], &["splice::"]];
+/// Not those of the real `mvp` under load, for which an emulated machine is too slow.
+const LONG: [&[&str]; 2] = [&["--skip", "life::"], &["splice::"]];
 
 /// The verb.
 pub(crate) fn run(options: &Options) -> Result<()> {

@@ -12,22 +12,12 @@
     reason = "test binary"
 )]
 
-mod load;
 mod support;
-mod world;
 
-mod auto;
 mod bind_forms;
 mod choice;
-mod direct;
 mod existing;
 mod failure;
-mod forms;
-mod local;
-mod lost;
+mod life;
 mod measure;
 mod neighbours;
-mod older;
-mod planned;
-mod process;
-mod rudder;

@@ -8,7 +8,7 @@ use std::{
 
 use bench::{client::Connection, standin::Release};
 
-use crate::{
+use super::{
     load::{Load, Seen, ask},
     world::{Daemon, NEW, PODS, World, in_world, killed, restarted},
 };
@@ -24,6 +24,18 @@ fn connected(world: &World, client: &bench::client::Client) -> Connection {
         let mut open = Some(client.connect(to).await.unwrap());
         assert_eq!(ask(&client, &mut open, to, PODS).await, Ok(200));
         open.unwrap()
+    })
+}
+
+/// The connections, after one more request on each of them.
+fn used(world: &World, mut held: Vec<Connection>) -> Vec<Connection> {
+    let client = world.admin.clone();
+    world.outside.run(async move {
+        for connection in &mut held {
+            let request = client.request("GET", PODS, &[], "").unwrap();
+            assert_eq!(connection.send(request).await.unwrap().status, 200);
+        }
+        held
     })
 }
 
@@ -167,7 +179,14 @@ fn absence(period: Duration, graceful: bool, rate: u32) {
             .all()
             .filter(|asked| !matches!(asked.outcome, Ok(200 | 503)))
             .collect();
-        assert!(other.is_empty(), "{}\n{}", Seen::summary(other), mvp.log());
+        // A look-up that found no fresh heartbeat went past mvp, as it must: then the machine was too slow for this test.
+        assert!(
+            other.is_empty(),
+            "{}; {}\n{}",
+            Seen::summary(other),
+            mvp.status()["steering"]["lookups"],
+            mvp.log()
+        );
         let away: Vec<_> = seen
             .all()
             .filter(|asked| asked.at > gone && asked.at + asked.took < until)
@@ -193,7 +212,7 @@ fn while_the_only_capable_server_is_stopped_auto_steers_and_it_is_503() {
 }
 
 /// A CRD is created and deleted once a second for so long; it is no difference, and nobody is disturbed.
-fn churn(period: Duration) {
+fn churn(period: Duration, rate: u32) {
     in_world(|world| {
         let _one = world.serve(&world.node, Release::V1_36);
         let _two = world.serve(&world.peer, Release::V1_36);
@@ -203,8 +222,10 @@ fn churn(period: Duration) {
             status["steering"]["why"] == "no_skew"
         });
         let (steered, before) = (mvp.lookups("steered"), switched(&mvp));
-        let held = [&world.admin, &world.admin_h1].map(|client| connected(world, client));
-        let load = Load::start(world, world.node.server(), PODS);
+        let mut held: Vec<_> = [&world.admin, &world.admin_h1]
+            .map(|client| connected(world, client))
+            .into();
+        let load = Load::at_rate(world, world.node.server(), PODS, rate);
         let (start, mut rounds) = (Instant::now(), 0_u32);
         while start.elapsed() < period {
             let next = start + Duration::from_secs(1) * (rounds + 1);
@@ -224,6 +245,10 @@ fn churn(period: Duration) {
             let status = mvp.status();
             assert_eq!(status["steering"]["state"], "off", "{}", mvp.log());
             assert_eq!(status["steering"]["why"], "no_skew");
+            // Used now and then: a server ends what is idle for 90 s.
+            if rounds.is_multiple_of(10) {
+                held = used(world, held);
+            }
             rounds += 1;
             thread::sleep(next.saturating_duration_since(Instant::now()));
         }
@@ -231,7 +256,7 @@ fn churn(period: Duration) {
         seen.none_refused(during);
         seen.all_answered(200);
         assert_eq!(mvp.lookups("steered"), steered);
-        assert!(!held.iter().any(is_closed), "a connection was closed");
+        drop(used(world, held));
         assert_eq!(switched(&mvp), before, "{}", mvp.log());
         eprintln!(
             "{rounds} definitions in {period:?}: {} connections, none steered",
@@ -261,23 +286,23 @@ fn crd(name: &str) -> String {
 
 #[test]
 fn definitions_that_come_and_go_are_no_difference() {
-    churn(Duration::from_secs(6));
+    churn(Duration::from_secs(6), 500);
 }
 
 #[test]
 #[ignore = "takes 6 minutes: cargo xtask test soak"]
 fn soak_the_only_capable_server_is_stopped_for_five_minutes() {
-    absence(Duration::from_mins(5), true, 200);
+    absence(Duration::from_mins(5), true, 40);
 }
 
 #[test]
 #[ignore = "takes 6 minutes: cargo xtask test soak"]
 fn soak_the_only_capable_server_is_killed_for_five_minutes() {
-    absence(Duration::from_mins(5), false, 200);
+    absence(Duration::from_mins(5), false, 40);
 }
 
 #[test]
 #[ignore = "takes 2 minutes: cargo xtask test soak"]
 fn soak_definitions_come_and_go_for_two_minutes() {
-    churn(Duration::from_mins(2));
+    churn(Duration::from_mins(2), 40);
 }

@@ -9,7 +9,7 @@ use std::{
 
 use bench::standin::Release;
 
-use crate::{
+use super::{
     load::{Load, Seen},
     world::{NEW, PODS, World, in_world, killed, restarted},
 };
@@ -154,7 +154,7 @@ fn an_mvp_at_nine_tenths_of_its_bound_lets_new_connections_pass_until_there_is_r
         let until = Instant::now();
         let (seen, during) = load.stop();
         seen.none_refused(during);
-        let direct = |asked: &&crate::load::Asked| asked.at > from && asked.at < until;
+        let direct = |asked: &&super::load::Asked| asked.at > from && asked.at < until;
         let direct: Vec<_> = seen.fresh.iter().filter(direct).collect();
         assert!(
             direct.len() > 5 && direct.iter().all(|asked| asked.outcome == Ok(404)),

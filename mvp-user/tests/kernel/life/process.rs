@@ -15,7 +15,7 @@ use bench::standin::Release;
 use nix::sys::signal::Signal;
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
-use crate::world::{Daemon, NEW, PODS, in_world, killed};
+use super::world::{Daemon, NEW, PODS, in_world, killed};
 
 /// A line of `/proc/PID/status`.
 fn line(mvp: &Daemon, thread: &str, name: &str) -> String {

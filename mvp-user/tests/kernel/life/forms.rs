@@ -10,7 +10,7 @@ use std::{
 
 use bench::standin::Release;
 
-use crate::world::{Host, NEW, PODS, World, in_world};
+use super::world::{Host, NEW, PODS, World, in_world};
 
 /// One GET of what only the peer has, from a host; none: refused.
 fn ask(world: &World, from: &Host, to: &str) -> Option<u16> {

@@ -21,7 +21,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::{
+use super::{
     load::ask,
     world::{NEW, PODS, World, in_world, killed},
 };

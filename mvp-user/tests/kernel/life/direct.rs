@@ -5,7 +5,7 @@ use std::{net::SocketAddr, thread, time::Duration};
 
 use bench::standin::{Handle, Release, client};
 
-use crate::world::{Host, NEW, PODS, World, in_world, killed};
+use super::world::{Host, NEW, PODS, World, in_world, killed};
 
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 

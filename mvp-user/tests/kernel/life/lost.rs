@@ -18,7 +18,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{
+use super::{
     load::{Load, Seen},
     world::{Daemon, NEW, World, in_world},
 };

@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use bench::standin::Release;
 use nix::sys::signal::Signal;
 
-use crate::{
+use super::{
     load::{Load, Seen},
     world::{NEW, PODS, in_world},
 };

@@ -1,5 +1,5 @@
 //! A control plane for tests of the real `mvp`: three hosts on one network (a node, a peer, and the clients'), stand-in
-//! kube-apiservers on the first two, and `mvp` processes as an operator would start them. Not here: load ([`crate::load`]).
+//! kube-apiservers on the first two, and `mvp` processes as an operator would start them. Not here: load ([`super::load`]).
 
 use std::{
     fs::{self, File},

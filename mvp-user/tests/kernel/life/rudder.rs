@@ -9,7 +9,7 @@ use std::{
 
 use bench::standin::{Handle, Release};
 
-use crate::world::{Daemon, NEW, World, in_world};
+use super::world::{Daemon, NEW, World, in_world};
 
 /// Client addresses: 10.8.0.100 to .199, and `fd08::1:100` to `:199`.
 const CLIENTS: std::ops::Range<u16> = 100..200;
