@@ -1,24 +1,45 @@
 //! Safe words over what the kernel hands to the program: the look-up context, map values, the
 //! clock. Every `unsafe` of the program is in this file. Not here: any decision.
+//!
+//! Keys of maps are made of whole 64-bit words, of which the map reads as much as its keys have. The program's stack
+//! holds keys, and slots of the stack are used again: verifiers up to 6.8 refuse, without `CAP_PERFMON`, a store into a
+//! part of a slot in which they follow a value ("attempt to corrupt spilled pointer on stack"). aya's own look-ups store
+//! 32-bit indexes. A test of `mvp-user` asks the object for narrower stores on the stack.
 #![expect(
     unsafe_code,
     reason = "the kernel's context and map values are raw pointers, the licence has a fixed section"
 )]
 
+use core::{
+    ffi::c_void,
+    ptr::{self, NonNull},
+};
+
 use aya_ebpf::{
-    helpers::bpf_ktime_get_ns,
-    maps::{Array, HashMap, LruHashMap, PerCpuArray},
+    EbpfContext as _,
+    helpers::{bpf_ktime_get_ns, bpf_map_lookup_elem, bpf_sk_assign, bpf_sk_release},
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, SockMap},
     programs::SkLookupContext,
 };
-use mvp_ebpf::{Outcome, Port, SteerKey};
+use mvp_ebpf::{Outcome, Port, SteerKey, pair};
 
 /// The new connection as the kernel describes it
 /// (`struct bpf_sk_lookup`, <https://docs.kernel.org/bpf/prog_sk_lookup.html>).
 pub(crate) struct Connection {
+    /// [`mvp_ebpf::AF_INET`] or [`mvp_ebpf::AF_INET6`], of both ends.
+    pub(crate) family: u16,
     /// Where it wants to go.
-    pub(crate) local: SteerKey,
+    pub(crate) local: End,
     /// Where it comes from.
-    pub(crate) remote: SteerKey,
+    pub(crate) remote: End,
+}
+
+/// An end of it.
+pub(crate) struct End {
+    /// In host byte order.
+    pub(crate) port: u16,
+    /// As [`mvp_ebpf::words`] gives them.
+    pub(crate) addr: [u32; 4],
 }
 
 /// What the kernel, and with it every helper that is for GPL-compatible programs only, asks for.
@@ -67,13 +88,9 @@ impl Connection {
         )]
         let (family, port) = (field!(family) as u16, field!(local_port) as u16);
         Some(Self {
-            local: SteerKey {
-                family,
-                port,
-                addr: local,
-            },
-            remote: SteerKey {
-                family,
+            family,
+            local: End { port, addr: local },
+            remote: End {
                 port: u16::from_be(field!(remote_port)),
                 addr: remote,
             },
@@ -81,20 +98,85 @@ impl Connection {
     }
 }
 
+/// The value of a key of `WORDS` words, of which a map may read less than the last.
+///
+/// # Safety
+/// `M` is one of aya's maps, which are transparent over what the kernel takes for the map, and its keys are no longer.
+#[inline(always)]
+unsafe fn look_up<M, V, const WORDS: usize>(map: &M, key: [u64; WORDS]) -> Option<NonNull<V>> {
+    let map: *mut c_void = ptr::from_ref(map).cast_mut().cast();
+    // SAFETY: a map and a key of at least its length, by the caller's promise.
+    NonNull::new(unsafe { bpf_map_lookup_elem(map, key.as_ptr().cast()) }.cast())
+}
+
+/// A value of an array.
+#[inline(always)]
+pub(crate) fn at<T>(array: &Array<T>, index: u32) -> Option<&T> {
+    // SAFETY: keys of arrays have 32 bits; values are aligned and live as long as the map, and user space replaces words
+    // of them at a time.
+    unsafe { look_up(array, [pair(index, 0)]).map(|value| value.as_ref()) }
+}
+
 /// What listens at a port in both families.
 #[inline(always)]
 pub(crate) fn at_port(ports: &Array<Port>, number: u16) -> (u16, u16) {
-    match ports.get_ptr(u32::from(number)) {
+    // SAFETY: as in `at`.
+    match unsafe { look_up::<_, Port, 1>(ports, [pair(u32::from(number), 0)]) } {
         // SAFETY: array values are aligned and live as long as the map. Volatile, so that the
         // compiler selects between two values and not between two pointers: without CAP_PERFMON
         // the verifier lets nobody calculate with pointers.
         Some(port) => unsafe {
             (
-                (&raw const (*port).v4).read_volatile(),
-                (&raw const (*port).v6).read_volatile(),
+                (&raw const (*port.as_ptr()).v4).read_volatile(),
+                (&raw const (*port.as_ptr()).v6).read_volatile(),
             )
         },
         None => (0, 0),
+    }
+}
+
+/// Whether a prefix of the trie covers an IPv4 address.
+#[inline(always)]
+pub(crate) fn covers_v4(trie: &LpmTrie<u32, u32>, addr: u32) -> bool {
+    // SAFETY: keys are a prefix length and the address, 8 bytes.
+    unsafe { look_up::<_, u32, 1>(trie, [pair(32, addr)]) }.is_some()
+}
+
+/// Whether a prefix of the trie covers an IPv6 address.
+#[inline(always)]
+pub(crate) fn covers_v6(trie: &LpmTrie<[u32; 4], u32>, addr: &[u32; 4]) -> bool {
+    let [first, second, third, fourth] = *addr;
+    let key = [pair(128, first), pair(second, third), pair(fourth, 0)];
+    // SAFETY: keys are a prefix length and the address, 20 bytes.
+    unsafe { look_up::<_, u32, 3>(trie, key) }.is_some()
+}
+
+/// Why [`assign`] did not.
+pub(crate) enum Refused {
+    /// The map has no socket there.
+    Empty,
+    /// The kernel's error, negative.
+    Error(i64),
+}
+
+/// Gives the connection to a listener of the map.
+#[inline(always)]
+pub(crate) fn assign(
+    ctx: &SkLookupContext,
+    listeners: &SockMap,
+    index: u32,
+) -> Result<(), Refused> {
+    // SAFETY: keys of a SockMap have 32 bits.
+    let socket = unsafe { look_up::<_, c_void, 1>(listeners, [pair(index, 0)]) };
+    let socket = socket.ok_or(Refused::Empty)?.as_ptr();
+    // SAFETY: the kernel's own context, and a socket that the look-up has referenced for us.
+    let result = unsafe { bpf_sk_assign(ctx.as_ptr().cast(), socket.cast(), 0) };
+    // SAFETY: the one release of that reference, which cannot fail.
+    unsafe { bpf_sk_release(socket.cast()) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(Refused::Error(result))
     }
 }
 
@@ -115,10 +197,12 @@ pub(crate) fn announced(tuples: &LruHashMap<SteerKey, u32>, remote: &SteerKey) -
 /// Adds one to the counter of an outcome.
 #[inline(always)]
 pub(crate) fn count(counters: &PerCpuArray<u64>, outcome: Outcome) {
-    if let Some(counter) = counters.get_ptr_mut(outcome as u32) {
+    // SAFETY: as in `at`.
+    let counter = unsafe { look_up::<_, u64, 1>(counters, [pair(outcome as u32, 0)]) };
+    if let Some(counter) = counter {
         // SAFETY: the value is this CPU's own, and the program is not preempted by itself: one
         // CPU runs one socket look-up at a time (softirq context).
-        unsafe { *counter = (*counter).wrapping_add(1) };
+        unsafe { *counter.as_ptr() = (*counter.as_ptr()).wrapping_add(1) };
     }
 }
 

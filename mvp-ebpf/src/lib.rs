@@ -16,6 +16,9 @@ use core::net::IpAddr;
 /// Name of the program in the object file, and of its section's function.
 pub const PROGRAM: &str = "steer";
 
+/// Name of the program that does the same and writes a log.
+pub const LOGGING_PROGRAM: &str = "steer_logging";
+
 /// Names of the maps in the object file; one constant per map, asserted against the object by a
 /// test of `mvp-user`.
 pub mod maps {
@@ -86,24 +89,46 @@ pub const MAX_KEYS: u32 = 1024;
 pub const MAX_CIDRS: u32 = 4096;
 
 /// An address family, an address and a port: a steered local end, or an exempt remote one.
+///
+/// Whole 64-bit words, because the program writes its keys on its stack: verifiers of 6.1 to 6.8 refuse, without
+/// `CAP_PERFMON`, a store into a part of a stack slot that holds a number they still follow ("attempt to corrupt spilled
+/// pointer"), and which part of a smaller field is written first is the compiler's choice.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SteerKey {
-    /// [`AF_INET`] or [`AF_INET6`].
-    pub family: u16,
-    /// Port in host byte order.
-    pub port: u16,
-    /// Address bytes in network order; IPv4 uses the first word; all zero is "unspecified".
-    pub addr: [u32; 4],
+    /// [`AF_INET`] or [`AF_INET6`] above 16 bits of port in host byte order.
+    place: u64,
+    /// Address bytes in network order, as [`words`] gives them, two to a number; all zero is "unspecified".
+    addr: [u64; 2],
 }
 
-const _: () = assert!(size_of::<SteerKey>() == 20);
+const _: () = assert!(size_of::<SteerKey>() == 24);
 
 impl SteerKey {
     /// The key of an address and port.
     pub fn new(address: IpAddr, port: u16) -> Self {
         let (family, addr) = words(address);
-        Self { family, port, addr }
+        Self::of(family, port, addr)
+    }
+
+    /// The key of an address in the form of [`words`].
+    #[inline(always)]
+    pub const fn of(family: u16, port: u16, addr: [u32; 4]) -> Self {
+        let [first, second, third, fourth] = addr;
+        Self {
+            place: (family as u64) << 16 | port as u64,
+            addr: [pair(first, second), pair(third, fourth)],
+        }
+    }
+}
+
+/// Two words as they lie behind each other in memory.
+#[inline(always)]
+pub const fn pair(first: u32, second: u32) -> u64 {
+    if cfg!(target_endian = "little") {
+        first as u64 | (second as u64) << 32
+    } else {
+        (first as u64) << 32 | second as u64
     }
 }
 

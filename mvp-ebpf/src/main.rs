@@ -16,7 +16,7 @@ mod ctx;
 use aya_ebpf::{
     bindings::{BPF_F_NO_PREALLOC, sk_action::SK_PASS},
     macros::{map, sk_lookup},
-    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, SockMap, lpm_trie::Key},
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, SockMap},
     programs::SkLookupContext,
 };
 use aya_log_ebpf::debug;
@@ -26,7 +26,7 @@ use mvp_ebpf::{
     STEER, Settings, SteerKey, share,
 };
 
-use crate::ctx::Connection;
+use crate::ctx::{Connection, Refused};
 
 #[map]
 static PORTS: Array<Port> = Array::with_max_entries(MAX_PORTS, 0);
@@ -56,16 +56,31 @@ static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Outcome::COUNT
 #[sk_lookup]
 #[expect(clippy::needless_pass_by_value, reason = "the macro's signature")]
 fn steer(ctx: SkLookupContext) -> u32 {
-    let outcome = match Connection::read(&ctx) {
+    run::<false>(&ctx)
+}
+
+/// The same with a log. A program of its own, because verifiers up to 6.8 refuse aya's logging without `CAP_PERFMON`, also
+/// where it is switched off: they follow what a mispredicting processor would do.
+#[sk_lookup]
+#[expect(clippy::needless_pass_by_value, reason = "the macro's signature")]
+fn steer_logging(ctx: SkLookupContext) -> u32 {
+    run::<true>(&ctx)
+}
+
+#[inline(always)]
+fn run<const LOG: bool>(ctx: &SkLookupContext) -> u32 {
+    let outcome = match Connection::read(ctx) {
         Some(connection) => {
-            let outcome = decide(&ctx, &connection);
-            debug!(
-                &ctx,
-                "port {} from port {}: outcome {}",
-                connection.local.port,
-                connection.remote.port,
-                outcome as u32
-            );
+            let outcome = decide(ctx, &connection);
+            if LOG {
+                debug!(
+                    ctx,
+                    "port {} from port {}: outcome {}",
+                    connection.local.port,
+                    connection.remote.port,
+                    outcome as u32
+                );
+            }
             outcome
         }
         None => Outcome::NoKey,
@@ -77,22 +92,27 @@ fn steer(ctx: SkLookupContext) -> u32 {
 /// The walk, cheapest and most frequent way out first.
 #[inline(always)]
 fn decide(ctx: &SkLookupContext, connection: &Connection) -> Outcome {
-    let Connection { local, remote } = connection;
+    let Connection {
+        family,
+        local,
+        remote,
+    } = connection;
+    let family = *family;
     let (v4, v6) = ctx::at_port(&PORTS, local.port);
-    let at = if local.family == AF_INET { v4 } else { v6 };
+    let at = if family == AF_INET { v4 } else { v6 };
     // The specific address first: another program's listener on one address (a virtual IP) hides
     // the wildcard of kube-apiserver there, as it does in the kernel's own look-up.
     let specific = if at & SPECIFIC == 0 {
         None
     } else {
-        ctx::verdict(&KEYS, local)
+        ctx::verdict(&KEYS, &SteerKey::of(family, local.port, local.addr))
     };
     match specific.unwrap_or(at & !SPECIFIC) {
         STEER => {}
         0 => return Outcome::NoKey,
         _ => return Outcome::PassKey,
     }
-    let Some(settings) = SETTINGS.get(0) else {
+    let Some(settings) = ctx::at(&SETTINGS, 0) else {
         return Outcome::Off;
     };
     match settings.mode {
@@ -101,57 +121,79 @@ fn decide(ctx: &SkLookupContext, connection: &Connection) -> Outcome {
         _ => return Outcome::Off,
     }
     // mvp's own connections to kube-apiserver, or they would come back to mvp for ever.
-    if remote.family == AF_INET && remote.addr[0] == settings.exempt_source {
+    if family == AF_INET && remote.addr[0] == settings.exempt_source {
         return Outcome::ExemptSource;
     }
     if settings.used & HAS_TUPLES != 0
-        && remote.family == AF_INET6
-        && ctx::announced(&EXEMPT_TUPLES, remote)
+        && family == AF_INET6
+        && ctx::announced(
+            &EXEMPT_TUPLES,
+            &SteerKey::of(family, remote.port, remote.addr),
+        )
     {
         return Outcome::ExemptTuple;
     }
-    if settings.used & HAS_EXEMPT != 0 && within(&EXEMPT_V4, &EXEMPT_V6, remote) {
+    if settings.used & HAS_EXEMPT != 0 && within(&EXEMPT_V4, &EXEMPT_V6, family, &remote.addr) {
         return Outcome::ExemptCidr;
     }
     // The dead man's switch: a stopped, wedged or starved mvp stops getting connections.
     if !fresh(settings) {
         return Outcome::Stale;
     }
-    if settings.used & HAS_CANARY != 0 && !within(&CANARY_V4, &CANARY_V6, remote) {
+    if settings.used & HAS_CANARY != 0 && !within(&CANARY_V4, &CANARY_V6, family, &remote.addr) {
         return Outcome::NotChosen;
     }
     if settings.percent < 100 && share(&remote.addr) >= settings.percent {
         return Outcome::NotChosen;
     }
-    assign(ctx, local.family)
+    assign(ctx, family)
 }
 
 /// Whether the oldest used heartbeat slot is young enough. No slot in use: nobody is there.
+///
+/// Without a loop, because verifiers without `CAP_PERFMON` follow what a mispredicting processor would do: for one that
+/// misses the end of a loop the counter is unknown, and the loop infinite.
 #[inline(always)]
 fn fresh(settings: &Settings) -> bool {
     let now = ctx::now();
     let mut used = false;
-    // A constant bound for the verifier (bounded loops: kernel 5.3), `slots` to end it early.
-    for slot in 0..MAX_SLOTS {
-        if slot >= settings.slots {
-            break;
-        }
-        match HEARTBEATS.get(slot) {
-            None | Some(0) => {}
-            Some(beat) if now.saturating_sub(*beat) > settings.heartbeat_max_age => return false,
-            Some(_) => used = true,
-        }
+    macro_rules! slots {
+        ($($slot:literal)+) => {
+            $(
+                if $slot >= settings.slots {
+                    return used;
+                }
+                match ctx::at(&HEARTBEATS, $slot) {
+                    None | Some(0) => {}
+                    Some(beat) if now.saturating_sub(*beat) > settings.heartbeat_max_age => {
+                        return false;
+                    }
+                    Some(_) => used = true,
+                }
+            )+
+            // One for each, and no other.
+            const _: () = assert!([$($slot),+].len() == MAX_SLOTS as usize);
+        };
     }
+    slots!(
+        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+        32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
+    );
     used
 }
 
 /// Whether the remote address lies in a prefix of the trie of its family.
 #[inline(always)]
-fn within(v4: &LpmTrie<u32, u32>, v6: &LpmTrie<[u32; 4], u32>, remote: &SteerKey) -> bool {
-    if remote.family == AF_INET {
-        v4.get(Key::new(32, remote.addr[0])).is_some()
+fn within(
+    v4: &LpmTrie<u32, u32>,
+    v6: &LpmTrie<[u32; 4], u32>,
+    family: u16,
+    addr: &[u32; 4],
+) -> bool {
+    if family == AF_INET {
+        ctx::covers_v4(v4, addr[0])
     } else {
-        v6.get(Key::new(128, remote.addr)).is_some()
+        ctx::covers_v6(v6, addr)
     }
 }
 
@@ -159,20 +201,19 @@ fn within(v4: &LpmTrie<u32, u32>, v6: &LpmTrie<[u32; 4], u32>, remote: &SteerKey
 /// chose a socket keeps it: replacing it could take traffic that was never kube-apiserver's.
 #[inline(always)]
 fn assign(ctx: &SkLookupContext, family: u16) -> Outcome {
-    const ENOENT: i32 = -2;
-    const EEXIST: i32 = -17;
-    const EAFNOSUPPORT: i32 = -97;
+    const EEXIST: i64 = -17;
+    const EAFNOSUPPORT: i64 = -97;
     let index = if family == AF_INET {
         LISTENER_V4
     } else {
         LISTENER_V6
     };
-    match LISTENERS.redirect_sk_lookup(ctx, index, 0) {
+    match ctx::assign(ctx, &LISTENERS, index) {
         Ok(()) => Outcome::Steered,
-        Err(ENOENT) => Outcome::NoSocket,
-        Err(EEXIST) => Outcome::AlreadySelected,
-        Err(EAFNOSUPPORT) => Outcome::WrongFamily,
-        Err(_) => Outcome::AssignError,
+        Err(Refused::Empty) => Outcome::NoSocket,
+        Err(Refused::Error(EEXIST)) => Outcome::AlreadySelected,
+        Err(Refused::Error(EAFNOSUPPORT)) => Outcome::WrongFamily,
+        Err(Refused::Error(_)) => Outcome::AssignError,
     }
 }
 

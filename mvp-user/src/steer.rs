@@ -39,8 +39,8 @@ use aya::{
     programs::{ProgramInfo, SkLookup, links::Link as _, sk_lookup::SkLookupLink},
 };
 use mvp_ebpf::{
-    HAS_CANARY, HAS_EXEMPT, HAS_TUPLES, LISTENER_V4, LISTENER_V6, MODE_FULL, MODE_OFF, MODE_ON,
-    Outcome, PASS, PROGRAM, Port, SPECIFIC, STEER, Settings, SteerKey, maps,
+    HAS_CANARY, HAS_EXEMPT, HAS_TUPLES, LISTENER_V4, LISTENER_V6, LOGGING_PROGRAM, MODE_FULL,
+    MODE_OFF, MODE_ON, Outcome, PASS, PROGRAM, Port, SPECIFIC, STEER, Settings, SteerKey, maps,
 };
 
 pub use self::{error::SteerError, heartbeat::Heartbeat};
@@ -132,6 +132,8 @@ pub struct Steering {
 struct Inner {
     // Holds the program; its maps were taken out and live in the fields below.
     ebpf: Ebpf,
+    /// Of the program that was loaded.
+    name: &'static str,
     link: Option<SkLookupLink>,
     settings: Settings,
     settings_map: Array<MapData, Settings>,
@@ -172,6 +174,7 @@ impl Steering {
         };
         let mut inner = Inner {
             link: None,
+            name: PROGRAM,
             settings,
             settings_map: open(&mut ebpf, maps::SETTINGS)?,
             ports: open(&mut ebpf, maps::PORTS)?,
@@ -188,6 +191,7 @@ impl Steering {
         inner.set_cidrs(Set::Exempt, &options.exempt)?;
         inner.set_cidrs(Set::Canary, &options.canary)?;
         inner.write_settings()?;
+        inner.load_one(options.log)?;
         inner.attach()?;
         Ok(Self {
             inner: Mutex::new(inner),
@@ -207,7 +211,9 @@ impl Steering {
         let mut ebpf = EbpfLoader::new()
             .load(OBJECT)
             .map_err(|error| SteerError::Load(Box::new(error)))?;
-        program_mut(&mut ebpf)?.load().map_err(in_program("load"))
+        program_mut(&mut ebpf, PROGRAM)?
+            .load()
+            .map_err(in_program("load"))
     }
 
     /// Puts mvp's listening socket of one family into the map, in place of an earlier one.
@@ -388,14 +394,39 @@ impl fmt::Debug for Steering {
     }
 }
 
-fn program_mut(ebpf: &mut Ebpf) -> Result<&mut SkLookup, SteerError> {
-    ebpf.program_mut(PROGRAM)
+fn program_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SkLookup, SteerError> {
+    ebpf.program_mut(name)
         .ok_or(SteerError::NoObject)?
         .try_into()
         .map_err(in_program("find"))
 }
 
 impl Inner {
+    /// Loads the program, or the one with the log where it is wanted and the kernel takes it.
+    fn load_one(&mut self, log: bool) -> Result<(), SteerError> {
+        if log {
+            self.name = LOGGING_PROGRAM;
+            match self.load() {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    // Its end is the reason, after all of the verifier's steps.
+                    tracing::warn!(
+                        "The steering program keeps no log on this kernel without CAP_PERFMON"
+                    );
+                    tracing::debug!(%error, "The steering program with a log");
+                }
+            }
+        }
+        self.name = PROGRAM;
+        self.load()
+    }
+
+    fn load(&mut self) -> Result<(), SteerError> {
+        program_mut(&mut self.ebpf, self.name)?
+            .load()
+            .map_err(in_program("load"))
+    }
+
     fn attach(&mut self) -> Result<(), SteerError> {
         // Of the thread: tests run several namespaces in one process.
         const NETNS: &str = "/proc/thread-self/ns/net";
@@ -403,8 +434,7 @@ impl Inner {
             path: NETNS,
             source,
         })?;
-        let program = program_mut(&mut self.ebpf)?;
-        program.load().map_err(in_program("load"))?;
+        let program = program_mut(&mut self.ebpf, self.name)?;
         let id = program.attach(namespace).map_err(in_program("attach"))?;
         self.link = Some(program.take_link(id).map_err(in_program("attach"))?);
         Ok(())
@@ -412,7 +442,7 @@ impl Inner {
 
     fn program(&self) -> Result<&SkLookup, SteerError> {
         self.ebpf
-            .program(PROGRAM)
+            .program(self.name)
             .ok_or(SteerError::NoObject)?
             .try_into()
             .map_err(in_program("find"))

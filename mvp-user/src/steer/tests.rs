@@ -1,6 +1,9 @@
 //! What can be told about the embedded object and the shared types without privileges.
 
-use std::net::Ipv4Addr;
+use std::{
+    collections::{HashMap, HashSet},
+    net::Ipv4Addr,
+};
 
 use aya_obj::{Object, ProgramSection};
 use mvp_ebpf::{MAX_SLOTS, Outcome, SteerKey, maps, share};
@@ -21,10 +24,40 @@ fn the_embedded_object_has_every_map_and_the_program_by_the_shared_names() {
     for map in maps::ALL {
         assert!(object.maps.contains_key(map), "map {map}");
     }
-    let program = object.programs.get(PROGRAM).expect("the program");
-    assert!(matches!(program.section, ProgramSection::SkLookup));
-    assert_eq!(program.license.to_str(), Ok("Dual MIT/GPL"));
-    assert_eq!(object.programs.len(), 1);
+    for name in [PROGRAM, LOGGING_PROGRAM] {
+        let program = object.programs.get(name).expect("the program");
+        assert!(matches!(program.section, ProgramSection::SkLookup));
+        assert_eq!(program.license.to_str(), Ok("Dual MIT/GPL"));
+    }
+    assert_eq!(object.programs.len(), 2);
+}
+
+#[test]
+fn the_program_never_changes_a_part_of_a_word_on_its_stack() {
+    // Verifiers up to 6.8 refuse it, with no more than CAP_BPF, where they follow what is in the word: anything stored as
+    // a whole, and a bounded number stored at its beginning (`mvp-ebpf/src/ctx.rs`). So a word has one kind of store.
+    // BPF_ST and BPF_STX are the classes 2 and 3, BPF_MEM the mode 0x60; register 10 is the frame.
+    let object = object();
+    let mut words: HashMap<i16, HashSet<(i16, u8)>> = HashMap::new();
+    let functions = object.functions.values();
+    for function in functions.filter(|it| it.name != LOGGING_PROGRAM) {
+        for code in &function.instructions {
+            let store = matches!(code.code & 0x07, 2 | 3) && code.code & 0xe0 == 0x60;
+            if store && code.dst_reg() == 10 {
+                let word = code.off.div_euclid(8);
+                words
+                    .entry(word)
+                    .or_default()
+                    .insert((code.off, code.code & 0x18));
+            }
+        }
+    }
+    assert!(words.len() > 3, "this test reads the wrong thing");
+    for (word, stores) in words {
+        let whole = stores.iter().all(|(_, size)| *size == 0x18);
+        let one = stores.len() == 1 && stores.iter().all(|(at, _)| at.rem_euclid(8) != 0);
+        assert!(whole || one, "{word}: {stores:?}");
+    }
 }
 
 #[test]
@@ -59,15 +92,21 @@ fn only_an_sk_lookup_program_is_embedded() {
 
 #[test]
 fn keys_hold_addresses_as_they_lie_on_the_wire() {
-    let v4 = SteerKey::new(Ipv4Addr::new(10, 9, 0, 1).into(), 6443);
-    assert_eq!(v4.family, mvp_ebpf::AF_INET);
-    assert_eq!(v4.port, 6443);
-    assert_eq!(v4.addr[0].to_ne_bytes(), [10, 9, 0, 1]);
-    assert_eq!(v4.addr[1..], [0; 3]);
-    let v6 = SteerKey::new("fd09::1".parse().unwrap(), 1);
-    assert_eq!(v6.family, mvp_ebpf::AF_INET6);
-    assert_eq!(v6.addr[0].to_ne_bytes(), [0xfd, 0x09, 0, 0]);
-    assert_eq!(v6.addr[3].to_ne_bytes(), [0, 0, 0, 1]);
+    let word = u32::from_ne_bytes;
+    assert_eq!(
+        SteerKey::new(Ipv4Addr::new(10, 9, 0, 1).into(), 6443),
+        SteerKey::of(mvp_ebpf::AF_INET, 6443, [word([10, 9, 0, 1]), 0, 0, 0])
+    );
+    assert_eq!(
+        SteerKey::new("fd09::2:1".parse().unwrap(), 1),
+        SteerKey::of(
+            mvp_ebpf::AF_INET6,
+            1,
+            [word([0xfd, 9, 0, 0]), 0, 0, word([0, 2, 0, 1])]
+        )
+    );
+    let [one, other] = [6443, 6444].map(|port| SteerKey::new(Ipv4Addr::LOCALHOST.into(), port));
+    assert_ne!(one, other);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{fs, io::Write as _, net::UdpSocket, time::Duration};
 use mvp_ebpf::Outcome;
 use mvp_user::steer::Switch;
 
-use crate::support::{API, Bind, Mvp, Server, in_namespace, reach};
+use crate::support::{API, Bind, Mvp, Server, eventually, in_namespace, reach};
 
 const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 const ROUNDS: usize = 20;
@@ -27,9 +27,14 @@ fn the_cost_of_a_decision_is_measured() {
                     for _ in 0..ACTS {
                         act();
                     }
+                    // A busy machine looks a datagram up after the call that sent it, and packets that
+                    // come too late for a closed socket are looked up as well, with another outcome.
+                    eventually(Duration::from_secs(5), || {
+                        mvp.count(outcome) - counted >= ACTS
+                    });
                     let (after, now) = mvp.steering.run_time().unwrap();
                     let runs = now - runs;
-                    assert!(runs >= ACTS && mvp.count(outcome) - counted == runs);
+                    assert!(runs >= ACTS);
                     after.saturating_sub(time) / u32::try_from(runs).unwrap()
                 })
                 .collect();
