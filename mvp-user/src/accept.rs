@@ -16,7 +16,10 @@ use tokio::{
 };
 use tokio_rustls::{StartHandshake, server::TlsStream};
 
-use crate::{table::Table, tls::Tls};
+use crate::{
+    table::Table,
+    tls::{Tls, Wire},
+};
 
 mod hello;
 mod metrics;
@@ -77,7 +80,7 @@ pub enum Connection {
 #[derive(Debug)]
 pub struct TlsConnection {
     /// The stream.
-    pub io: TlsStream<TcpStream>,
+    pub io: TlsStream<Wire>,
     /// The client; never an IPv4-mapped address.
     pub peer: SocketAddr,
     /// The address that the client reached; never an IPv4-mapped one.
@@ -275,6 +278,7 @@ impl Acceptor {
             }
             Verdict::Terminate { decided } => decided,
         };
+        let stream = Wire::after(stream, &head);
         drop(head);
         let config = self.tls.current().server_for(local.ip(), sni.as_deref());
         let handshake = StartHandshake::from_parts(accepted, stream).into_stream(config);

@@ -69,7 +69,7 @@ pub enum Existing {
 /// When tunnels are handed to kernel TLS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ktls {
-    /// Where the kernel can rekey, or the connection is TLS 1.2.
+    /// Where a connection cannot be lost by it: both are TLS 1.2, whose keys never change.
     Auto,
     /// Wherever the kernel has it.
     On,
@@ -182,6 +182,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// `--ktls`.
     pub ktls: Ktls,
+    /// `--splice`.
+    pub splice: bool,
     /// `--threads`: data path threads.
     pub threads: usize,
     /// `--max-connections`: bound on client connections; at 90 % new ones are not steered.

@@ -44,6 +44,7 @@ use crate::{
     },
     table::{Server, Table},
     tls::Tls,
+    tunnel,
     upstream::{Dialer, Exempt},
 };
 
@@ -185,10 +186,13 @@ pub fn run(
     let files = listen::raise_descriptor_limit();
     tracing::debug!(files, "Descriptors");
     privileges::forbid_dumps().context("core dumps cannot be forbidden")?;
-    if config.ktls == Ktls::On {
-        tracing::warn!(
-            "--ktls=on: this version hands no TLS tunnel to the kernel; TLS stays in user space, as with --ktls=off"
-        );
+    // Before capabilities are dropped: trying it may load the kernel's module.
+    if config.ktls != Ktls::Off && !tunnel::kernel().has_tls() {
+        if config.ktls == Ktls::On {
+            tracing::warn!("--ktls=on: this kernel has no TLS; tunnels are copied in user space");
+        } else {
+            tracing::debug!("This kernel has no TLS; tunnels are copied in user space");
+        }
     }
     // `--listen` is the mode without eBPF.
     let steers = config.listen.is_empty() && config.steer != SteerMode::Never;

@@ -27,7 +27,7 @@ use crate::{
     route::{self, Evidence, To},
     table::{Server, Table},
     tls::Tls,
-    tunnel::{self, Half, Tally},
+    tunnel::{self, Half, How, Tally},
     upstream::{Dialer, Pool},
 };
 
@@ -156,9 +156,13 @@ impl Thread {
     async fn join(&self, client: Half, upstream: Half) {
         let tally = Tally::default();
         self.shared.metrics.tunnels.inc();
-        let end = tunnel::join(client, upstream, &tally).await;
+        let how = How {
+            splice: self.shared.config.splice,
+            ktls: self.shared.config.ktls,
+        };
+        let end = tunnel::join(client, upstream, how, &tally).await;
         self.shared.metrics.tunnels.dec();
-        self.shared.metrics.tunnelled(&tally);
+        self.shared.metrics.tunnelled(&tally, &end);
         let (up, down) = (tally.up.total(), tally.down.total());
         match end {
             Ok(()) => tracing::debug!(up, down, "Tunnel ended"),

@@ -1,28 +1,35 @@
 //! Moves the bytes of two TCP sockets inside the kernel, by splice(2) through a pipe for each direction.
 //!
 //! [`join`] is the whole of it: early bytes first, half-close for each direction, a break made a break on both sides, and
-//! counts of what went which way. Where splice(2) does not serve, the same bytes are copied. Not for TLS that ends in user
-//! space, and not for deciding what becomes a tunnel: see `tunnel`.
+//! counts of what went which way. Where splice(2) does not serve, the same bytes are copied. A socket may have its TLS in
+//! the kernel (`End::tls`): then its clean end is `close_notify`, and the end of its TCP alone is a break. Not for TLS that
+//! ends in user space, and not for deciding what becomes a tunnel: see `tunnel`.
 //!
 //! The kernel says EAGAIN both for "the socket has nothing" and for "the pipe is full" (splice(2)). Here a pipe is emptied
 //! before anything else goes in, so that on the way in EAGAIN means the socket, and on the way out the socket as well;
 //! only then is tokio's readiness cleared. A direction that waits for its sender holds no pipe: idle connections cost none.
 
 mod pipe;
+mod records;
 #[cfg(test)]
 mod tests;
 
-use std::{cell::Cell, io};
+use std::{cell::Cell, io, mem};
 
 use bytes::Bytes;
 use rustix::io::Errno;
 use socket2::SockRef;
 use tokio::{io::Interest, net::TcpStream};
 
-use self::pipe::Pipe;
+pub(crate) use self::records::KeyUpdate;
+use self::{pipe::Pipe, records::Next};
 
 /// What is copied at a time where splice(2) does not serve.
 const BUFFER: usize = 16 * 1024;
+
+/// Records after which a key has to be changed (AES-GCM: 2^24.5, RFC 8446 5.5), which nobody here can: 256 GiB of full
+/// records. Such a tunnel breaks.
+const MOST_RECORDS: u64 = 1 << 24;
 
 /// One end of what is joined.
 #[derive(Debug)]
@@ -31,6 +38,8 @@ pub struct End {
     pub stream: TcpStream,
     /// What was read from it already: goes to the other end first.
     pub early: Bytes,
+    /// Whether the kernel does its TLS.
+    pub tls: bool,
 }
 
 /// How bytes move.
@@ -72,17 +81,19 @@ impl Count {
 /// An end of one side becomes an end on the other. After a break, a side that has not had its end yet is reset: nothing
 /// truncated looks complete.
 pub async fn join(
-    client: End,
-    upstream: End,
+    mut client: End,
+    mut upstream: End,
     up: &Count,
     down: &Count,
     way: Way,
 ) -> io::Result<()> {
-    let to_upstream = Direction::new(&client.stream, &upstream.stream, up);
-    let to_client = Direction::new(&upstream.stream, &client.stream, down);
+    let early = [&mut client, &mut upstream].map(|end| mem::take(&mut end.early));
+    let [client_early, upstream_early] = early;
+    let to_upstream = Direction::new(&client, &upstream, up);
+    let to_client = Direction::new(&upstream, &client, down);
     let end = tokio::try_join!(
-        to_upstream.run(client.early, way),
-        to_client.run(upstream.early, way)
+        to_upstream.run(client_early, way),
+        to_client.run(upstream_early, way)
     );
     if end.is_err() {
         to_upstream.reset();
@@ -95,7 +106,10 @@ pub async fn join(
 struct Direction<'a> {
     from: &'a TcpStream,
     to: &'a TcpStream,
+    from_tls: bool,
+    to_tls: bool,
     count: &'a Count,
+    records: Cell<u64>,
     ended: Cell<bool>,
 }
 
@@ -108,11 +122,14 @@ enum Stop {
 }
 
 impl<'a> Direction<'a> {
-    const fn new(from: &'a TcpStream, to: &'a TcpStream, count: &'a Count) -> Self {
+    const fn new(from: &'a End, to: &'a End, count: &'a Count) -> Self {
         Self {
-            from,
-            to,
+            from: &from.stream,
+            to: &to.stream,
+            from_tls: from.tls,
+            to_tls: to.tls,
             count,
+            records: Cell::new(0),
             ended: Cell::new(false),
         }
     }
@@ -127,7 +144,7 @@ impl<'a> Direction<'a> {
             },
             Way::Copied => self.copy().await?,
         }
-        self.end()
+        self.end().await
     }
 
     async fn splice(&self) -> io::Result<Stop> {
@@ -142,6 +159,17 @@ impl<'a> Direction<'a> {
                     .from
                     .try_io(Interest::READABLE, || pipe.fill(self.from));
                 match filled {
+                    // Neither an end nor a failure, before it is known what it was.
+                    Ok(0) if self.from_tls => match self.record().await? {
+                        Some(stop) => return Ok(stop),
+                        None => continue,
+                    },
+                    Err(error) if self.from_tls && is_record(&error) => {
+                        match self.record().await? {
+                            Some(stop) => return Ok(stop),
+                            None => continue,
+                        }
+                    }
                     Ok(0) => return Ok(Stop::End),
                     Ok(_) => {}
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -165,7 +193,10 @@ impl<'a> Direction<'a> {
                 .await;
             match drained {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(bytes) => self.count.add(Way::Spliced, bytes),
+                Ok(bytes) => {
+                    self.count.add(Way::Spliced, bytes);
+                    self.sealed(bytes)?;
+                }
                 Err(error) if unable(&error) => {
                     let mut buffer = [0; 4096];
                     while pipe.held() > 0 {
@@ -186,10 +217,16 @@ impl<'a> Direction<'a> {
             let read = self
                 .from
                 .async_io(Interest::READABLE, || self.from.try_read(&mut buffer))
-                .await?;
-            if read == 0 {
-                return Ok(());
-            }
+                .await;
+            let read = match read {
+                Ok(0) if !self.from_tls => return Ok(()),
+                Err(error) if !(self.from_tls && is_record(&error)) => return Err(error),
+                Ok(0) | Err(_) => match self.record().await? {
+                    Some(Stop::End) => return Ok(()),
+                    _ => continue,
+                },
+                Ok(read) => read,
+            };
             self.write(buffer.get(..read).unwrap_or_default()).await?;
         }
     }
@@ -201,6 +238,7 @@ impl<'a> Direction<'a> {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => {
                     self.count.add(Way::Copied, written);
+                    self.sealed(written)?;
                     bytes = bytes.get(written..).unwrap_or_default();
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -210,8 +248,42 @@ impl<'a> Direction<'a> {
         Ok(())
     }
 
+    /// Looks at a record that is no data, or has none; `None`: the next may be.
+    async fn record(&self) -> io::Result<Option<Stop>> {
+        let mut buffer = vec![0; records::LONGEST];
+        let next = self
+            .from
+            .try_io(Interest::READABLE, || records::take(self.from, &mut buffer));
+        match next {
+            Ok(Next::Data(length)) => {
+                self.write(buffer.get(..length).unwrap_or_default()).await?;
+                Ok(None)
+            }
+            Ok(Next::Nothing) => Ok(None),
+            Ok(Next::End) => Ok(Some(Stop::End)),
+            // There was an empty record, and nothing is behind it.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Counts the records that were made of so many bytes: at most so many.
+    fn sealed(&self, bytes: usize) -> io::Result<()> {
+        let made = 1 + (bytes / records::LONGEST) as u64;
+        self.records.set(self.records.get() + made);
+        if self.to_tls && self.records.get() > MOST_RECORDS {
+            return Err(io::Error::other("a key in the kernel is used up"));
+        }
+        Ok(())
+    }
+
     /// Half-close: the other direction goes on.
-    fn end(&self) -> io::Result<()> {
+    async fn end(&self) -> io::Result<()> {
+        if self.to_tls {
+            self.to
+                .async_io(Interest::WRITABLE, || records::close_notify(self.to))
+                .await?;
+        }
         self.ended.set(true);
         match SockRef::from(self.to).shutdown(std::net::Shutdown::Write) {
             // The other side may be gone already.
@@ -228,6 +300,14 @@ impl<'a> Direction<'a> {
             tracing::debug!(%error, "A broken tunnel ends without a reset");
         }
     }
+}
+
+/// Whether the kernel says that the next record is no data: EINVAL to splice(2), EIO to read(2).
+fn is_record(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    [Errno::INVAL, Errno::IO]
+        .iter()
+        .any(|errno| code == Some(errno.raw_os_error()))
 }
 
 /// Whether the kernel says that these descriptors cannot be spliced.

@@ -29,9 +29,11 @@ mod suites;
 #[cfg(test)]
 mod tests;
 mod watcher;
+mod wire;
 
 pub use anchors::{Anchors, Authorities, Limits};
 pub use files::{CertificateInfo, Fault, TlsError};
+pub use wire::Wire;
 
 use client::Clients;
 use parts::Parts;

@@ -1,10 +1,10 @@
 //! Door 3: two connections joined byte for byte, each direction ending on its own.
 //!
 //! A [`Half`] is a socket and what was already read from it; [`join`] moves the bytes and counts them: two plain sockets
-//! inside the kernel (`splice`), TLS by one copy. Used for upgrades and for raw connections. Not for deciding what becomes
-//! a tunnel.
+//! inside the kernel (`splice`), TLS by one copy, or in the kernel as well where it has been handed over (`ktls`). Used for
+//! upgrades and for raw connections. Not for deciding what becomes a tunnel.
 
-use std::io;
+use std::{cell::Cell, io};
 
 use bytes::Bytes;
 use hyper::upgrade::Upgraded;
@@ -17,8 +17,16 @@ use tokio_rustls::{client, server};
 
 use crate::{
     accept::Watched,
-    splice::{self, Count, Way},
+    config::Ktls,
+    splice::{self, Count, KeyUpdate, Way},
+    tls::Wire,
 };
+
+mod ktls;
+#[cfg(test)]
+mod tests;
+
+pub use ktls::{Kernel, kernel};
 
 /// What is moved at a time in user space.
 const BUFFER: usize = 16 * 1024;
@@ -38,9 +46,9 @@ pub enum Io {
     /// TCP.
     Plain(TcpStream),
     /// A client's TLS connection.
-    Client(Box<server::TlsStream<TcpStream>>),
+    Client(Box<server::TlsStream<Wire>>),
     /// TLS towards an API server.
-    Upstream(Box<client::TlsStream<TcpStream>>),
+    Upstream(Box<client::TlsStream<Wire>>),
 }
 
 /// How many bytes went each way.
@@ -50,6 +58,24 @@ pub struct Tally {
     pub up: Count,
     /// From the upstream to the client.
     pub down: Count,
+    /// Whether the TLS of both sides was handed to the kernel.
+    pub in_kernel: Cell<bool>,
+}
+
+/// How bytes may move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct How {
+    /// `--splice`: inside the kernel where it can.
+    pub splice: bool,
+    /// `--ktls`; means nothing without splicing.
+    pub ktls: Ktls,
+}
+
+/// Whether a tunnel broke because a peer changed its key.
+pub fn is_key_update(error: &io::Error) -> bool {
+    error
+        .get_ref()
+        .is_some_and(<dyn std::error::Error + Send + Sync>::is::<KeyUpdate>)
 }
 
 impl Half {
@@ -75,7 +101,7 @@ impl Half {
     /// The API server's connection after a 101.
     pub fn upstream(upgraded: Upgraded) -> io::Result<Self> {
         let parts = upgraded
-            .downcast::<TokioIo<client::TlsStream<TcpStream>>>()
+            .downcast::<TokioIo<client::TlsStream<Wire>>>()
             .map_err(|_other| io::Error::other("the upstream's connection is not TLS over TCP"))?;
         Ok(Self {
             io: Io::Upstream(Box::new(parts.io.into_inner())),
@@ -86,18 +112,33 @@ impl Half {
 
 /// Moves bytes both ways until both directions have ended, or one breaks. An end on one side becomes an end on the other
 /// (half-close); a break becomes a break, so that nothing truncated looks complete. `tally` counts as it goes.
-pub async fn join(client: Half, upstream: Half, tally: &Tally) -> io::Result<()> {
+pub async fn join(client: Half, upstream: Half, how: How, tally: &Tally) -> io::Result<()> {
+    let (client, upstream) = if how.splice {
+        match Box::pin(ktls::hand_over(client, upstream, how.ktls)).await? {
+            ktls::Handed::Over(client, upstream) => {
+                tally.in_kernel.set(true);
+                return splice::join(client, upstream, &tally.up, &tally.down, Way::Spliced).await;
+            }
+            ktls::Handed::Not(client, upstream) => (client, upstream),
+        }
+    } else {
+        (client, upstream)
+    };
     match (client.io, upstream.io) {
         (Io::Plain(client_io), Io::Plain(upstream_io)) => {
-            let client = splice::End {
-                stream: client_io,
-                early: client.early,
+            let end = |stream, early| splice::End {
+                stream,
+                early,
+                tls: false,
             };
-            let upstream = splice::End {
-                stream: upstream_io,
-                early: upstream.early,
+            let way = if how.splice {
+                Way::Spliced
+            } else {
+                Way::Copied
             };
-            splice::join(client, upstream, &tally.up, &tally.down, Way::Spliced).await
+            let client = end(client_io, client.early);
+            let upstream = end(upstream_io, upstream.early);
+            splice::join(client, upstream, &tally.up, &tally.down, way).await
         }
         (Io::Plain(client_io), Io::Upstream(upstream_io)) => {
             copy(client_io, client.early, *upstream_io, upstream.early, tally).await

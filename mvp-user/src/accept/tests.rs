@@ -160,7 +160,7 @@ fn a_connection_is_terminated_and_its_ends_are_known() {
                 assert_eq!(server.peer, client.get_ref().0.local_addr().unwrap());
                 assert_eq!(server.local, rig.address);
                 assert_eq!(server.chain().unwrap().len(), 1);
-                assert!(server.io.get_ref().0.nodelay().unwrap());
+                assert!(server.io.get_ref().0.stream().nodelay().unwrap());
                 client.write_all(b"to").await.unwrap();
                 let mut two = [0; 2];
                 server.io.read_exact(&mut two).await.unwrap();

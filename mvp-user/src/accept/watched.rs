@@ -11,22 +11,21 @@ use std::{
     task::{Context, Poll},
 };
 
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::server::TlsStream;
+
+use crate::tls::Wire;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Watched {
-    io: TlsStream<TcpStream>,
+    io: TlsStream<Wire>,
     read: Arc<AtomicU64>,
 }
 
 impl Watched {
     /// Nothing was read yet.
-    pub fn new(io: TlsStream<TcpStream>) -> Self {
+    pub fn new(io: TlsStream<Wire>) -> Self {
         Self {
             io,
             read: Arc::default(),
@@ -39,7 +38,7 @@ impl Watched {
     }
 
     /// The connection itself.
-    pub fn into_inner(self) -> TlsStream<TcpStream> {
+    pub fn into_inner(self) -> TlsStream<Wire> {
         self.io
     }
 }

@@ -163,6 +163,9 @@ impl Reader<'_> {
                 &[("auto", Ktls::Auto), ("on", Ktls::On), ("off", Ktls::Off)],
             )
         });
+        let splice = self.one("splice", |text| {
+            values::word(text, &[("on", true), ("off", false)])
+        });
         let threads = self.maybe("threads", |text| values::number(text, 1, MAX_THREADS));
         let max_connections = self.one("max-connections", |text| {
             values::number(text, 1, 10_000_000)
@@ -202,6 +205,7 @@ impl Reader<'_> {
             metrics_listen: metrics_listen?,
             log_format: log_format?,
             ktls: ktls?,
+            splice: splice?,
             threads: threads?.unwrap_or_else(|| threads_for(cpus())),
             max_connections: max_connections?,
             existing: existing?,

@@ -9,7 +9,6 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
-    net::TcpStream,
     sync::watch,
     task::spawn_local,
     time::{MissedTickBehavior, interval},
@@ -20,10 +19,13 @@ use super::{
     Visit,
     patience::{IDLE, Patience},
 };
-use crate::accept::Watched;
+use crate::{accept::Watched, tls::Wire};
 
 /// Bound of a request's headers.
-const MAX_HEADERS: u32 = 1024 * 1024;
+pub(super) const MAX_HEADERS: u32 = 1024 * 1024;
+/// What HTTP/2 reads of them: beyond it (a quarter more) the h2 crate ends the connection, and a request that is merely too
+/// large shall leave it usable. Between the two bounds the answer is mvp's own.
+const HTTP2_HEADERS: u32 = 2 * MAX_HEADERS;
 /// What may be read beyond them.
 const READ_AHEAD: usize = 64 * 1024;
 /// Header lines of one HTTP/1.1 request: a user of 1,000 groups behind a front proxy, and then some.
@@ -39,7 +41,7 @@ const IDLE_TICK: Duration = Duration::from_secs(30);
 const IDLE_TICKS: u32 = 3;
 
 pub(super) async fn serve_h1(
-    io: TlsStream<TcpStream>,
+    io: TlsStream<Wire>,
     visit: &Rc<Visit>,
     mut leave: watch::Receiver<u64>,
 ) {
@@ -78,7 +80,7 @@ pub(super) async fn serve_h1(
 }
 
 pub(super) async fn serve_h2(
-    io: TlsStream<TcpStream>,
+    io: TlsStream<Wire>,
     visit: &Rc<Visit>,
     mut leave: watch::Receiver<u64>,
 ) {
@@ -93,7 +95,7 @@ pub(super) async fn serve_h2(
             .max_concurrent_streams(MAX_STREAMS)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_header_list_size(MAX_HEADERS)
+            .max_header_list_size(HTTP2_HEADERS)
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
             .serve_connection(TokioIo::new(io), service)
     );

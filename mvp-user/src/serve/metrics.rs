@@ -1,5 +1,7 @@
 //! What `serve` counts.
 
+use std::io;
+
 use http::StatusCode;
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -15,7 +17,7 @@ use crate::{
     request_info::RequestInfo,
     route::{Because, Outcome},
     table::Server,
-    tunnel::Tally,
+    tunnel::{self, Tally},
 };
 
 /// All counts of this room; shared by the threads. What is counted at every request needs no look-up.
@@ -34,6 +36,8 @@ pub struct Metrics {
     pub(super) tunnels: Gauge,
     bytes_up: Family<WayLabels, Counter>,
     bytes_down: Family<WayLabels, Counter>,
+    in_kernel: Counter,
+    key_updates: Counter,
 }
 
 /// Answers by the first digit of their status: counters of one family.
@@ -112,6 +116,8 @@ impl Default for Metrics {
             tunnels: Gauge::default(),
             bytes_up: Family::default(),
             bytes_down: Family::default(),
+            in_kernel: Counter::default(),
+            key_updates: Counter::default(),
         }
     }
 }
@@ -176,6 +182,16 @@ impl Metrics {
             "mvp_tunnel_bytes_down",
             "Bytes tunnelled to clients",
             self.bytes_down.clone(),
+        );
+        registry.register(
+            "mvp_tunnels_in_kernel_tls",
+            "Tunnels whose TLS was handed to the kernel",
+            self.in_kernel.clone(),
+        );
+        registry.register(
+            "mvp_tunnels_cut_by_key_update",
+            "Tunnels in kernel TLS that ended because a peer changed its key",
+            self.key_updates.clone(),
         );
     }
 
@@ -271,7 +287,13 @@ impl Metrics {
             .inc();
     }
 
-    pub(super) fn tunnelled(&self, tally: &Tally) {
+    pub(super) fn tunnelled(&self, tally: &Tally, end: &io::Result<()>) {
+        if tally.in_kernel.get() {
+            self.in_kernel.inc();
+        }
+        if end.as_ref().is_err_and(tunnel::is_key_update) {
+            self.key_updates.inc();
+        }
         for (family, count) in [(&self.bytes_up, &tally.up), (&self.bytes_down, &tally.down)] {
             for (way, bytes) in [("spliced", &count.spliced), ("copied", &count.copied)] {
                 family.get_or_create(&WayLabels { way }).inc_by(bytes.get());

@@ -7,11 +7,11 @@ use std::{
     time::SystemTime,
 };
 
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use tokio::sync::Notify;
 
-use super::{Joint, Thread};
+use super::{Joint, Thread, conn::MAX_HEADERS};
 use crate::{
     accept::TlsConnection,
     api::{PEER_PROXIED, ServerId},
@@ -96,6 +96,9 @@ impl Visit {
         self.answers.set(self.answers.get() + 1);
         let head = *request.method() == Method::HEAD;
         let refuse = |why| Box::new(self.refuse(head, why));
+        if self.h2 && is_too_large(request.headers()) {
+            return Err(refuse(Refusal::HeadersTooLarge));
+        }
         let caller = self.caller(&request);
         let Some(asker) = self.asker(&caller, &request) else {
             return Err(refuse(Refusal::Unauthorized));
@@ -238,4 +241,12 @@ impl Visit {
             }
         }
     }
+}
+
+/// Whether a request has more headers than kube-apiserver takes, counted as HTTP/2 does (RFC 9113 10.5.1).
+fn is_too_large(headers: &HeaderMap) -> bool {
+    const OVERHEAD: usize = 32;
+    let size =
+        |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + OVERHEAD;
+    headers.iter().map(size).sum::<usize>() > MAX_HEADERS as usize
 }

@@ -129,6 +129,7 @@ fn engine(
             let end = |stream, early| End {
                 stream: tokio::net::TcpStream::from_std(stream).unwrap(),
                 early: Bytes::from_static(early),
+                tls: false,
             };
             let (up, down) = (Count::default(), Count::default());
             let (client, upstream) = (end(inner.client, early[0]), end(inner.upstream, early[1]));

@@ -138,6 +138,7 @@ pub(crate) fn config(local: SocketAddr, tls: TlsConfig) -> Config {
         metrics_listen: "127.0.0.1:0".parse().unwrap(),
         log_format: LogFormat::Text,
         ktls: Ktls::Off,
+        splice: true,
         threads: 1,
         max_connections: 10_000,
         existing: Existing::Leave,

@@ -225,6 +225,7 @@ fn config(local: SocketAddr, peers: Vec<SocketAddr>, files: &Files) -> Config {
         metrics_listen: "127.0.0.1:0".parse().unwrap(),
         log_format: LogFormat::Text,
         ktls: Ktls::Off,
+        splice: true,
         threads: 1,
         max_connections: 1000,
         existing: Existing::Leave,
