@@ -16,6 +16,7 @@ use clap::{Args, ValueEnum};
 use crate::{
     lint, setup,
     sh::{Shown, cargo},
+    vm,
 };
 
 /// Options of `cargo xtask test`.
@@ -38,9 +39,12 @@ enum Tier {
     It,
     /// Kernel tests in network namespaces; root, or sudo.
     Kernel,
+    /// A short form of `cargo xtask vm-test`: steering, splicing and kernel TLS on a stock kernel in qemu.
+    Vm,
     /// Lints and all of the above.
     All,
-    /// What takes minutes: servers that are away for long, definitions that come and go; root, or sudo.
+    /// What takes minutes: servers that are away for long, definitions that come and go, gibibytes, thousands of clients;
+    /// root, or sudo.
     Soak,
 }
 
@@ -85,8 +89,32 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         println!("== kernel tests");
         totals.add(count(&mut kernel(), &options.arguments)?);
     }
+    if wants(Tier::Vm) {
+        println!("== a stock kernel in qemu");
+        totals.add(vm::short().unwrap_or_else(|error| {
+            println!("vm-test failed: {error:#}");
+            Totals {
+                passed: 0,
+                failed: 1,
+            }
+        }));
+    }
     if options.tier == Tier::Soak {
-        println!("== soak tests: about ten minutes");
+        println!("== soak tests: about half an hour");
+        let mut long = cargo();
+        long.args([
+            "test",
+            "--workspace",
+            "--lib",
+            "--test",
+            "it",
+            "--no-fail-fast",
+        ]);
+        let ignored = ["--ignored", "--nocapture"].map(str::to_owned);
+        totals.add(count(
+            &mut long,
+            &[&ignored, &options.arguments[..]].concat(),
+        )?);
         let mut arguments = ["--ignored", "soak_", "--nocapture", "--test-threads=4"]
             .map(str::to_owned)
             .to_vec();

@@ -10,6 +10,7 @@
     clippy::mem_forget,
     clippy::used_underscore_binding,
     clippy::explicit_counter_loop,
+    clippy::explicit_write,
     reason = "test binary"
 )]
 

@@ -80,8 +80,11 @@ impl Image {
 
     /// Has the guest run a program that is inside.
     pub(super) fn run(&mut self, inside: &str, arguments: &[&str]) {
-        let arguments = arguments.join(" ");
-        let line = format!("{inside} {arguments} </dev/null 2>&1 || rc=1\n");
+        let arguments: String = arguments
+            .iter()
+            .map(|argument| format!(" '{}'", argument.replace('\'', "'\\''")))
+            .collect();
+        let line = format!("{inside}{arguments} </dev/null 2>&1 || rc=1\n");
         self.tests.push_str(&line);
     }
 
@@ -91,7 +94,7 @@ impl Image {
             "#!/bin/busybox sh\n\
              /bin/busybox --install -s /bin\n\
              rm /bin/ip\n\
-             export PATH=/sbin:/bin HOME=/tmp MVP_KERNEL_TESTS=require RUST_BACKTRACE=1\n\
+             export PATH=/sbin:/bin HOME=/tmp MVP_KERNEL_TESTS=require MVP_KTLS_TESTS=require RUST_BACKTRACE=1\n\
              mount -t proc proc /proc\n\
              mount -t sysfs sys /sys\n\
              mount -t devtmpfs dev /dev\n\
