@@ -65,9 +65,9 @@ const MODULES: &[&str] = &[
     "tls",
 ];
 
-/// The short form: one file of steering tests, and the shape of a tunnel.
+/// The short form: one file of steering tests, what an attachment needs, and tunnels.
 const SHORT: [&[&str]; 2] = [
-    &["choice::"],
+    &["choice::", "two_capabilities"],
     &[
         "splice::",
         "tunnel::",
