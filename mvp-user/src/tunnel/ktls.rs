@@ -158,6 +158,9 @@ pub(super) enum Handed {
 
 /// Hands both sides over, or none. An error means that they are lost.
 pub(super) async fn hand_over(client: Half, upstream: Half, mode: Ktls) -> io::Result<Handed> {
+    if mode == Ktls::Off {
+        return Ok(Handed::Not(client, upstream));
+    }
     let kernel = kernel();
     let takes = |half: &Half| kernel.takes(mode, half.io.session()?);
     let (Some(client_kind), Some(upstream_kind)) = (takes(&client), takes(&upstream)) else {
