@@ -80,10 +80,11 @@ impl Image {
 
     /// Has the guest run a program that is inside.
     pub(super) fn run(&mut self, inside: &str, arguments: &[&str]) {
-        let arguments: String = arguments
+        let arguments: Vec<String> = arguments
             .iter()
             .map(|argument| format!(" '{}'", argument.replace('\'', "'\\''")))
             .collect();
+        let arguments = arguments.concat();
         let line = format!("{inside}{arguments} </dev/null 2>&1 || rc=1\n");
         self.tests.push_str(&line);
     }
