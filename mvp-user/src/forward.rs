@@ -183,6 +183,13 @@ impl Outbound {
         Some(request)
     }
 
+    /// Whether an answer with this status is the client's, whatever it says.
+    fn is_plain(&self, status: StatusCode) -> bool {
+        !status.is_informational()
+            && status != StatusCode::UNAUTHORIZED
+            && (self.proxied || !recognise::is_suspect(status))
+    }
+
     /// The answer came: the body will not be sent again.
     fn done(&self) {
         if let Source::Kept(keeper) = &self.body {
@@ -262,7 +269,13 @@ impl Forward {
     ) -> Attempt {
         self.count(server.id);
         match self.pool.send(server, lane, request).await {
-            Ok(answer) => self.judge(server, info, outbound, answer).await,
+            Ok(mut answer) if outbound.is_plain(answer.status()) => {
+                outbound.done();
+                clean_answer(&mut answer);
+                Attempt::Answer(answer)
+            }
+            // Boxed because it is rare, and would make every stream's task larger.
+            Ok(answer) => Box::pin(self.judge(server, info, outbound, answer)).await,
             Err(error) => self.failed(server, outbound, &error),
         }
     }

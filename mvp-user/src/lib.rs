@@ -15,6 +15,7 @@ pub mod config;
 pub mod metrics;
 pub mod reply;
 pub mod tls;
+pub mod wire;
 
 // Side rooms: what is known about the servers, and the connections to them.
 pub mod table;

@@ -217,6 +217,8 @@ impl Thread {
     }
 }
 
+/// What is seldom needed is boxed on the way: a stream's task is as large as the largest of its states, and it is moved
+/// when it is spawned (docs/performance.md).
 impl Visit {
     /// The walk of one request.
     async fn answer(self: Rc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Gone> {
@@ -241,7 +243,7 @@ impl Visit {
             let server = match &decision.to {
                 To::Server(server) => server,
                 To::Refresh => {
-                    evidence.refreshed(self.thread.refresh(&evidence).await);
+                    evidence.refreshed(Box::pin(self.thread.refresh(&evidence)).await);
                     continue;
                 }
                 To::Relay => break (decision, unknown.ok_or(Refusal::Unconfirmed)),
@@ -302,9 +304,8 @@ impl Visit {
         let (forward, discovery) = (&self.thread.forward, &self.thread.shared.discovery);
         let (info, outbound) = (&ask.info, &mut ask.outbound);
         if ask.client.is_some() && outbound.is_upgrade() {
-            return forward
-                .attempt_upgrade(server, ask.presenting, info, outbound, request)
-                .await;
+            let upgrade = forward.attempt_upgrade(server, ask.presenting, info, outbound, request);
+            return Box::pin(upgrade).await;
         }
         let plan = discovery.prepare(info, &ask.asker, server, &mut request);
         let attempt = forward
@@ -312,7 +313,7 @@ impl Visit {
             .await;
         match (plan, attempt) {
             (Some(plan), Attempt::Answer(answer)) => {
-                Attempt::Answer(discovery.complete(plan, server, answer).await)
+                Attempt::Answer(Box::pin(discovery.complete(plan, server, answer)).await)
             }
             (_, attempt) => attempt,
         }

@@ -1,6 +1,6 @@
 //! The hyper servers of client connections, with kube-apiserver's limits (`k8s.io/apiserver/pkg/server/secure_serving.go`).
 
-use std::{cell::Cell, pin::pin, rc::Rc, time::Duration};
+use std::{cell::Cell, future::poll_fn, pin::pin, rc::Rc, time::Duration};
 
 use hyper::{
     rt::Executor,
@@ -19,7 +19,11 @@ use super::{
     Visit,
     patience::{IDLE, Patience},
 };
-use crate::{accept::Watched, tls::Wire};
+use crate::{
+    accept::Watched,
+    tls::Wire,
+    wire::{self, driven},
+};
 
 /// Bound of a request's headers.
 pub(super) const MAX_HEADERS: u32 = 1024 * 1024;
@@ -89,6 +93,8 @@ pub(super) async fn serve_h2(
         service_fn(move |request| Rc::clone(&visit).answer(request))
     };
     let streams = Streams::default();
+    let (socket, tls) = io.into_inner();
+    let (wire, outlet) = wire::Wire::new(socket.into_stream(), tls);
     let mut connection = pin!(
         http2::Builder::new(streams.clone())
             .timer(TokioTimer::new())
@@ -97,7 +103,7 @@ pub(super) async fn serve_h2(
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_header_list_size(HTTP2_HEADERS)
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
-            .serve_connection(TokioIo::new(io), service)
+            .serve_connection(TokioIo::new(wire), service)
     );
     let mut leaving = false;
     let mut idle = 0;
@@ -107,7 +113,7 @@ pub(super) async fn serve_h2(
     loop {
         tokio::select! {
             biased;
-            end = connection.as_mut() => {
+            end = poll_fn(|cx| driven(connection.as_mut(), &outlet, cx)) => {
                 report(visit, end);
                 return;
             }
@@ -165,5 +171,21 @@ where
             stream.await;
             drop(counted);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// A stream's task is moved when it is spawned, and lives as long as a watch: see docs/performance.md.
+    #[test]
+    fn the_walk_of_a_request_is_a_small_future() {
+        let size = size(Visit::answer);
+        assert!(size <= 4608, "{size} bytes");
     }
 }

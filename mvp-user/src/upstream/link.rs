@@ -6,7 +6,6 @@
 use std::{
     cell::{Cell, RefCell},
     future::poll_fn,
-    io,
     pin::{Pin, pin},
     rc::Rc,
     sync::{
@@ -24,7 +23,6 @@ use h2::{
 };
 use http::{HeaderMap, Request, Response, StatusCode, Version, header};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::{Notify, oneshot},
     task::spawn_local,
     time::{Instant, MissedTickBehavior, interval_at, timeout},
@@ -34,7 +32,10 @@ use super::{
     Stream,
     upload::{ClientGone, Upload},
 };
-use crate::body::{Body, Open, Streamed};
+use crate::{
+    body::{Body, Open, Streamed},
+    wire::{Outlet, Wire, driven},
+};
 
 /// A connection without a read for this long is asked for a sign of life, and given as long to show one (design 7).
 const PING_INTERVAL: Duration = Duration::from_secs(5);
@@ -80,13 +81,7 @@ pub(super) struct Link {
     doubtful: Cell<bool>,
     retired: Notify,
     last_heard: Cell<Instant>,
-    /// Bytes were read since the driver last looked.
-    heard: Arc<Heard>,
 }
-
-/// Set by the connection's reads; atomic only because h2 wants to be able to move between threads.
-#[derive(Default)]
-struct Heard(std::sync::atomic::AtomicBool);
 
 /// Why a request got no answer.
 #[derive(Debug)]
@@ -109,20 +104,17 @@ impl Link {
         keeping: Keeping,
         ended: impl FnOnce() + 'static,
     ) -> Result<Rc<Self>, h2::Error> {
-        let heard = Arc::<Heard>::default();
-        let io = Watched {
-            inner: stream,
-            heard: Arc::clone(&heard),
-        };
+        let (tcp, tls) = stream.into_inner();
+        let (wire, outlet) = Wire::new(tcp.into_stream(), tls);
         let (sender, mut connection) = Builder::new()
             .initial_max_send_streams(NO_SETTINGS_YET)
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_header_list_size(MAX_HEADERS)
             .enable_push(false)
-            .handshake::<_, Bytes>(io)
+            .handshake::<_, Bytes>(wire)
             .await?;
-        let settled = poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
+        let settled = poll_fn(|cx| match driven(Pin::new(&mut connection), &outlet, cx) {
             Poll::Ready(end) => Poll::Ready(end.and_then(|()| Err(Reason::NO_ERROR.into()))),
             Poll::Pending if sender.current_max_send_streams() == NO_SETTINGS_YET => Poll::Pending,
             Poll::Pending => Poll::Ready(Ok(())),
@@ -139,9 +131,8 @@ impl Link {
             doubtful: Cell::new(false),
             retired: Notify::new(),
             last_heard: Cell::new(Instant::now()),
-            heard,
         });
-        spawn_local(drive(connection, Rc::clone(&link), keeping, ended));
+        spawn_local(drive(connection, outlet, Rc::clone(&link), keeping, ended));
         Ok(link)
     }
 
@@ -205,7 +196,7 @@ impl Link {
             self.retire();
         }
         let mut upload = (!whole).then(|| Upload::new(body, stream, version == Version::HTTP_2));
-        if gated && answered_before_continue(&mut response).await {
+        if gated && Box::pin(answered_before_continue(&mut response)).await {
             // To read the body now would tell the client to send it, and nobody wants it any more.
             upload = None;
         }
@@ -297,7 +288,8 @@ fn classify(error: h2::Error) -> LinkError {
 
 /// Runs the connection until it ends.
 async fn drive(
-    mut connection: Connection<Watched, Bytes>,
+    mut connection: Connection<Wire, Bytes>,
+    outlet: Outlet,
     link: Rc<Link>,
     keeping: Keeping,
     ended: impl FnOnce(),
@@ -315,8 +307,8 @@ async fn drive(
         if !leaving && retired.as_mut().poll(cx).is_ready() {
             leaving = true;
         }
-        let mut over = Pin::new(&mut connection).poll(cx).is_ready();
-        if link.heard.take() {
+        let mut over = driven(Pin::new(&mut connection), &outlet, cx).is_ready();
+        if outlet.heard() {
             heard_lately = true;
             link.last_heard.set(Instant::now());
             if !over && link.look(cx) {
@@ -324,7 +316,7 @@ async fn drive(
                     ended();
                 }
                 // With the last handle gone, h2 closes the connection after its last stream; it must be told to look.
-                over = Pin::new(&mut connection).poll(cx).is_ready();
+                over = driven(Pin::new(&mut connection), &outlet, cx).is_ready();
             }
         }
         if over {
@@ -363,7 +355,7 @@ async fn drive(
                     link.doubtful.set(false);
                 }
             }
-            if Pin::new(&mut connection).poll(cx).is_ready() {
+            if driven(Pin::new(&mut connection), &outlet, cx).is_ready() {
                 return Poll::Ready(());
             }
         }
@@ -375,61 +367,5 @@ async fn drive(
         if let Some(ended) = ended.take() {
             ended();
         }
-    }
-}
-
-impl Heard {
-    fn take(&self) -> bool {
-        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
-    }
-}
-
-/// Notes that something was read: any frame is a sign of life.
-struct Watched {
-    inner: Stream,
-    heard: Arc<Heard>,
-}
-
-impl AsyncRead for Watched {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let result = Pin::new(&mut self.inner).poll_read(cx, buf);
-        if result.is_ready() {
-            self.heard.0.store(true, Ordering::Relaxed);
-        }
-        result
-    }
-}
-
-impl AsyncWrite for Watched {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
     }
 }

@@ -125,7 +125,8 @@ impl Lot {
         let mut unsent = 0;
         loop {
             if self.http1.get() {
-                match self.send_http1(dialer, request).await {
+                // Boxed: kube-apiserver speaks HTTP/2, so this is rare, and it is large.
+                match Box::pin(self.send_http1(dialer, request)).await {
                     Sent::Done(result) => return result,
                     Sent::Again(back) => request = back,
                 }

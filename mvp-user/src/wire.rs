@@ -1,0 +1,375 @@
+//! TLS under an HTTP/2 connection: reads much at a time, and writes once for all frames of one turn.
+//!
+//! h2 flushes after every DATA frame, which with `tokio-rustls` is a TLS record and a system call (two records if the
+//! frame is full: 16 KiB and 9 bytes), and rustls reads a record in pieces. A [`Wire`] takes what is written until
+//! [`Outlet::flush`], which whoever polls the connection calls after each poll ([`driven`]), or until there is a write's
+//! worth, and reads into a buffer that the thread lends to connections in turn. What that brings is in
+//! `docs/performance.md`. Not for handshakes, nor for HTTP/1.1, whose connections may become tunnels.
+
+use std::{
+    cell::{Cell, RefCell},
+    io::{self, BufRead as _, Write as _},
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll, ready},
+};
+
+use rustls::Connection;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+/// What is written at a time: four full records.
+const WRITE: usize = 64 * 1024;
+/// What is read at a time.
+const READ: usize = 64 * 1024;
+/// Buffers that a thread keeps for its connections.
+const KEPT: usize = 4;
+
+thread_local! {
+    /// Buffers that no connection needs now.
+    static READS: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
+    static WRITES: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The connection, as h2 has it.
+pub struct Wire(Rc<RefCell<Inner>>);
+
+/// The connection, as whoever polls h2 has it.
+#[derive(Clone)]
+pub struct Outlet(Rc<RefCell<Inner>>);
+
+struct Inner {
+    tcp: TcpStream,
+    tls: Connection,
+    /// Read and not decrypted yet.
+    inbound: Option<Inbound>,
+    /// Written and not encrypted yet; of it, so much was.
+    outbound: Vec<u8>,
+    taken: usize,
+    /// Something was read since this was last looked at.
+    heard: Cell<bool>,
+    /// `close_notify` is on its way.
+    closing: bool,
+    /// A flush that nobody waited for failed.
+    broken: Option<io::ErrorKind>,
+}
+
+struct Inbound {
+    buffer: Box<[u8]>,
+    from: usize,
+    to: usize,
+}
+
+impl Wire {
+    /// Takes over an established connection.
+    pub fn new(tcp: TcpStream, tls: impl Into<Connection>) -> (Self, Outlet) {
+        let inner = Rc::new(RefCell::new(Inner {
+            tcp,
+            tls: tls.into(),
+            inbound: None,
+            outbound: Vec::new(),
+            taken: 0,
+            heard: Cell::new(false),
+            closing: false,
+            broken: None,
+        }));
+        (Self(Rc::clone(&inner)), Outlet(inner))
+    }
+}
+
+impl Outlet {
+    /// Sends what was written. An error is what the connection's next read or write says; true if there is a new one.
+    pub fn flush(&self, cx: &mut Context<'_>) -> bool {
+        let mut inner = self.0.borrow_mut();
+        match inner.push(cx) {
+            Poll::Ready(Err(error)) if inner.broken.is_none() => {
+                inner.broken = Some(error.kind());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether something was read since the last call.
+    pub fn heard(&self) -> bool {
+        self.0.borrow().heard.take()
+    }
+}
+
+/// Polls a connection and sends what it wrote.
+pub fn driven<C: Future + ?Sized>(
+    mut connection: Pin<&mut C>,
+    outlet: &Outlet,
+    cx: &mut Context<'_>,
+) -> Poll<C::Output> {
+    match connection.as_mut().poll(cx) {
+        // So that it hears of it.
+        Poll::Pending if outlet.flush(cx) => connection.poll(cx),
+        polled => polled,
+    }
+}
+
+impl Inner {
+    fn usable(&self) -> io::Result<()> {
+        self.broken.map_or(Ok(()), |kind| Err(kind.into()))
+    }
+
+    /// Encrypts and sends all there is.
+    fn push(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            while self.tls.wants_write() {
+                let mut socket = Socket(&mut self.tcp, cx);
+                match self.tls.write_tls(&mut socket) {
+                    Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        return Poll::Pending;
+                    }
+                    Err(error) => return Poll::Ready(Err(error)),
+                }
+            }
+            let rest = self.outbound.get(self.taken..).unwrap_or_default();
+            if rest.is_empty() {
+                self.taken = 0;
+                give_back_write(std::mem::take(&mut self.outbound));
+                return Poll::Ready(Ok(()));
+            }
+            let taken = self.tls.writer().write(rest)?;
+            if taken == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.taken += taken;
+        }
+    }
+
+    /// Room for more to be written.
+    fn room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.usable()?;
+        if self.outbound.len() >= WRITE {
+            ready!(self.push(cx))?;
+        }
+        if self.outbound.capacity() == 0 {
+            self.outbound = WRITES
+                .with_borrow_mut(Vec::pop)
+                .unwrap_or_else(|| Vec::with_capacity(WRITE));
+        }
+        Poll::Ready(Ok(WRITE - self.outbound.len()))
+    }
+
+    /// Reads once from the socket, if all that was read is decrypted.
+    fn pull(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.inbound.is_some() {
+            return Poll::Ready(Ok(()));
+        }
+        let mut buffer = READS
+            .with_borrow_mut(Vec::pop)
+            .unwrap_or_else(|| vec![0; READ].into_boxed_slice());
+        let mut read = ReadBuf::new(&mut buffer);
+        let polled = Pin::new(&mut self.tcp).poll_read(cx, &mut read);
+        let to = read.filled().len();
+        if to == 0 {
+            give_back_read(buffer);
+            ready!(polled)?;
+            // The end: rustls judges whether it may be here.
+            self.tls.read_tls(&mut io::empty())?;
+            self.tls.process_new_packets().map_err(invalid)?;
+            return Poll::Ready(Ok(()));
+        }
+        self.heard.set(true);
+        self.inbound = Some(Inbound {
+            buffer,
+            from: 0,
+            to,
+        });
+        Poll::Ready(Ok(()))
+    }
+
+    /// Decrypts until there is something to be taken, or nothing left.
+    fn decrypt(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(inbound) = &mut self.inbound else {
+            return Ok(());
+        };
+        loop {
+            let mut rest = inbound
+                .buffer
+                .get(inbound.from..inbound.to)
+                .unwrap_or_default();
+            let taken = if rest.is_empty() {
+                0
+            } else {
+                self.tls.read_tls(&mut rest)?
+            };
+            if taken == 0 {
+                // Nothing left, or the other side has said that it is done.
+                if let Some(inbound) = self.inbound.take() {
+                    give_back_read(inbound.buffer);
+                }
+                return Ok(());
+            }
+            inbound.from += taken;
+            match self.tls.process_new_packets() {
+                Ok(state) if state.plaintext_bytes_to_read() > 0 => return Ok(()),
+                Ok(_) => {}
+                Err(error) => {
+                    // The alert, if it can be sent at once.
+                    let mut socket = Socket(&mut self.tcp, cx);
+                    if let Err(error) = self.tls.write_tls(&mut socket) {
+                        tracing::trace!(%error, "No alert sent");
+                    }
+                    return Err(invalid(error));
+                }
+            }
+        }
+    }
+
+    /// Gives what is decrypted; none: nothing is.
+    fn take(&mut self, into: &mut ReadBuf<'_>) -> Option<io::Result<()>> {
+        let mut reader = self.tls.reader();
+        match reader.fill_buf() {
+            Ok(chunk) => {
+                let length = chunk.len().min(into.remaining());
+                into.put_slice(chunk.get(..length).unwrap_or_default());
+                reader.consume(length);
+                Some(Ok(()))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        give_back_write(std::mem::take(&mut self.outbound));
+        if let Some(inbound) = self.inbound.take() {
+            give_back_read(inbound.buffer);
+        }
+    }
+}
+
+fn invalid(error: rustls::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+fn give_back_read(buffer: Box<[u8]>) {
+    READS.with_borrow_mut(|kept| {
+        if kept.len() < KEPT {
+            kept.push(buffer);
+        }
+    });
+}
+
+fn give_back_write(mut buffer: Vec<u8>) {
+    if buffer.capacity() == 0 {
+        return;
+    }
+    buffer.clear();
+    WRITES.with_borrow_mut(|kept| {
+        if kept.len() < KEPT {
+            kept.push(buffer);
+        }
+    });
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut inner = self.0.borrow_mut();
+        loop {
+            if let Some(taken) = inner.take(buf) {
+                return Poll::Ready(taken);
+            }
+            inner.usable()?;
+            ready!(inner.pull(cx))?;
+            inner.decrypt(cx)?;
+        }
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let mut inner = self.0.borrow_mut();
+        let room = ready!(inner.room(cx))?.min(buf.len());
+        inner
+            .outbound
+            .extend_from_slice(buf.get(..room).unwrap_or_default());
+        Poll::Ready(Ok(room))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut inner = self.0.borrow_mut();
+        let room = ready!(inner.room(cx))?;
+        let mut left = room;
+        for buf in bufs {
+            let part = buf.get(..left.min(buf.len())).unwrap_or_default();
+            inner.outbound.extend_from_slice(part);
+            left -= part.len();
+        }
+        Poll::Ready(Ok(room - left))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Nothing: see the module.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.0.borrow().usable())
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut inner = self.0.borrow_mut();
+        inner.usable()?;
+        ready!(inner.push(cx))?;
+        if !inner.closing {
+            inner.closing = true;
+            inner.tls.send_close_notify();
+        }
+        ready!(inner.push(cx))?;
+        match ready!(Pin::new(&mut inner.tcp).poll_shutdown(cx)) {
+            // The other side was quicker.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
+            result => Poll::Ready(result),
+        }
+    }
+}
+
+/// The socket as rustls wants it: whatever would wait is `WouldBlock`, and wakes the task later.
+struct Socket<'a, 'b>(&'a mut TcpStream, &'a mut Context<'b>);
+
+impl io::Write for Socket<'_, '_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        now(Pin::new(&mut *self.0).poll_write(self.1, buf))
+    }
+
+    fn write_vectored(&mut self, bufs: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        now(Pin::new(&mut *self.0).poll_write_vectored(self.1, bufs))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn now<T>(polled: Poll<io::Result<T>>) -> io::Result<T> {
+    match polled {
+        Poll::Ready(result) => result,
+        Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests;
