@@ -1,7 +1,10 @@
 //! `cargo xtask bench`: the comparisons of `bench::compare`: gets the programs (builds ours, installs the others), runs,
 //! writes the report. See `BENCHMARKING.md`.
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, bail};
 use bench::compare::{self, Against, Effort, Native, Programs, Results, Scenario};
@@ -25,6 +28,9 @@ pub(crate) struct Options {
     /// Only these scenarios (repeatable); see --list.
     #[arg(long, value_name = "NAME")]
     scenario: Vec<String>,
+    /// What it costs as connections and watches grow, instead of the scenarios.
+    #[arg(long, conflicts_with_all = ["scenario", "smoke"])]
+    curves: bool,
     /// Whom to compare with.
     #[arg(long, value_enum, value_delimiter = ',')]
     against: Vec<Against>,
@@ -46,6 +52,15 @@ pub(crate) struct Options {
     /// A built mvp to measure instead of building one, for experiments.
     #[arg(long, value_name = "PATH")]
     mvp: Option<PathBuf>,
+    /// Another built mvp to compare it with.
+    #[arg(long, value_name = "PATH")]
+    other_mvp: Option<PathBuf>,
+    /// Measure nothing: write one report of earlier runs, whose --results these were (repeatable; of one build).
+    #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["quick", "smoke", "scenario", "curves"])]
+    merge: Vec<PathBuf>,
+    /// Build nothing: measure what was built before.
+    #[arg(long)]
+    built: bool,
     /// Name the scenarios and end.
     #[arg(long)]
     list: bool,
@@ -54,12 +69,23 @@ pub(crate) struct Options {
 /// The verb.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.list {
-        for scenario in compare::all() {
+        for scenario in compare::all().into_iter().chain(compare::curves()) {
             println!("{:20} {}", scenario.name, scenario.what);
         }
         return Ok(());
     }
-    let scenarios = chosen(&options.scenario)?;
+    if !options.merge.is_empty() {
+        return print(
+            options,
+            &merged(&options.merge)?,
+            &root().join(&options.results),
+        );
+    }
+    let scenarios = if options.curves {
+        compare::curves()
+    } else {
+        chosen(&options.scenario)?
+    };
     let against = if options.smoke && options.against.is_empty() {
         // What is here; nothing is installed or built for it.
         let mut against = vec![Against::Direct];
@@ -93,6 +119,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         scenarios,
         against,
         effort,
+        lean: options.quick && options.against.is_empty(),
         threads: options.threads,
         programs,
         commit: commit(),
@@ -102,20 +129,59 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .enable_all()
         .build()?;
     let results =
-        runtime.block_on(tokio::task::LocalSet::new().run_until(compare::run(&settings)))?;
-    compare::report::write(&results, &directory)?;
+        runtime.block_on(tokio::task::LocalSet::new().run_until(until_interrupted(&settings)))?;
+    print(options, &results, &directory)?;
+    if effort == Effort::Smoke {
+        flawless(&results)
+    } else {
+        Ok(())
+    }
+}
+
+/// Writes the report, and prints it or its comparisons.
+fn print(options: &Options, results: &Results, directory: &Path) -> Result<()> {
+    compare::report::write(results, directory)?;
     if options.json {
         for comparison in &results.comparisons {
             println!("{}", serde_json::to_string(comparison)?);
         }
     } else {
-        println!("{}", compare::report::markdown(&results));
+        println!("{}", compare::report::markdown(results));
         println!("written to {}", directory.display());
     }
-    if effort == Effort::Smoke {
-        flawless(&results)
-    } else {
-        Ok(())
+    Ok(())
+}
+
+/// Runs in pieces, as one.
+fn merged(directories: &[PathBuf]) -> Result<Results> {
+    let mut merged: Option<Results> = None;
+    for directory in directories {
+        let path = root().join(directory).join("raw.json");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
+        let results: Results =
+            serde_json::from_str(&text).with_context(|| format!("{}", path.display()))?;
+        match &mut merged {
+            None => merged = Some(results),
+            Some(merged) if merged.machine.commit == results.machine.commit => {
+                merged.measured.extend(results.measured);
+                merged.skipped.extend(results.skipped);
+                merged.comparisons.extend(results.comparisons);
+            }
+            Some(_) => bail!("{} is of another commit", path.display()),
+        }
+    }
+    merged.context("nothing to merge")
+}
+
+/// The comparison; Ctrl-C ends it, and every process with it.
+async fn until_interrupted(settings: &compare::Options) -> Result<Results> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        results = compare::run(settings) => results,
+        _ = terminate.recv() => bail!("terminated"),
+        _ = interrupt.recv() => bail!("interrupted"),
     }
 }
 
@@ -140,10 +206,13 @@ fn flawless(results: &Results) -> Result<()> {
 }
 
 fn chosen(names: &[String]) -> Result<Vec<Scenario>> {
-    let all = compare::all();
     if names.is_empty() {
-        return Ok(all);
+        return Ok(compare::all());
     }
+    let all: Vec<Scenario> = compare::all()
+        .into_iter()
+        .chain(compare::curves())
+        .collect();
     let unknown = names
         .iter()
         .find(|name| !all.iter().any(|scenario| scenario.name == **name));
@@ -168,7 +237,9 @@ fn programs(options: &Options, against: &[Against], effort: Effort) -> Result<Pr
     if release {
         build.arg("--release");
     }
-    exec(&mut build)?;
+    if !options.built {
+        exec(&mut build)?;
+    }
     let built = target().join(if release { "release" } else { "debug" });
     let wanted = |against_: Against, package: &str| -> Option<PathBuf> {
         if !against.contains(&against_) {
@@ -205,11 +276,12 @@ fn programs(options: &Options, against: &[Against], effort: Effort) -> Result<Pr
         haproxy: wanted(Against::Haproxy, "haproxy"),
         nginx: wanted(Against::Nginx, "nginx"),
         pingora: if against.contains(&Against::Pingora) {
-            pingora()
+            pingora(options.built)
         } else {
             None
         },
         native,
+        build: options.other_mvp.clone(),
     })
 }
 
@@ -230,7 +302,11 @@ fn find(program: &str) -> Option<PathBuf> {
 }
 
 /// A package of its own: nobody who builds mvp must build pingora. It needs cmake (zlib-ng).
-fn pingora() -> Option<PathBuf> {
+fn pingora(built: bool) -> Option<PathBuf> {
+    let program = target().join("pingora/release/pingora-peer");
+    if built && program.is_file() {
+        return Some(program);
+    }
     let package = root().join("bench/peers/pingora");
     if !has("cmake") {
         println!("bench: pingora-peer needs cmake");
@@ -247,7 +323,7 @@ fn pingora() -> Option<PathBuf> {
         println!("bench: without pingora: {error:#}");
         return None;
     }
-    Some(target().join("pingora/release/pingora-peer"))
+    Some(program)
 }
 
 /// The commit of the checkout, with `+` if there are changes.

@@ -126,7 +126,7 @@ fn every_link_between_documents_leads_somewhere() {
                 continue;
             }
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let target = path.parent().unwrap_or(Path::new(".")).join(file);
+            let target = path.parent().unwrap_or_else(|| Path::new(".")).join(file);
             assert!(target.exists(), "{}: {link}", path.display());
             if !anchor.is_empty() {
                 let found = fs::read_to_string(&target).unwrap().lines().any(|line| {

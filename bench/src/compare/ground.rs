@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// How long a process may take to say something.
-const PATIENCE: Duration = Duration::from_mins(4);
+const PATIENCE: Duration = Duration::from_secs(100);
 /// What local does not serve and the peer does.
 const OFF: &str = "batch/v1";
 

@@ -100,7 +100,7 @@ pub fn judge(scenario: &Scenario, measured: &Measured) -> Vec<Comparison> {
                 ..Comparison::bare(scenario, "-", metric, mvp)
             });
         }
-        for against in scenario.against {
+        for against in scenario.against.iter().chain([&Against::Build]) {
             let Some(others) = measured.other(*against) else {
                 continue;
             };
@@ -161,13 +161,24 @@ fn compare(
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let greatest = ratios.iter().copied().fold(0.0, f64::max);
     let ratio = median(ratios)?;
+    // To be the same is to be as good within the spread: half of all repeats are a little worse than the other half.
+    let judged = |bound: &Goal| {
+        let same = (bound.required - bound.goal).abs() < 1e-9;
+        let within = same && least <= bound.required && bound.required <= greatest;
+        Met::judge(
+            if within { bound.required } else { ratio },
+            metric,
+            bound.required,
+            bound.goal,
+        )
+    };
     Some(Comparison {
         other: Some(other),
         ratio: Some(ratio),
         spread: Some((least, greatest)),
         required: bound.map(|bound| bound.required),
         goal: bound.map(|bound| bound.goal),
-        met: bound.map(|bound| Met::judge(ratio, metric, bound.required, bound.goal)),
+        met: bound.map(judged),
         ..Comparison::bare(scenario, against, metric, mvp)
     })
 }
@@ -268,6 +279,23 @@ mod tests {
         let all = judge(&scenario(), &measured);
         let better = all.iter().find(|it| it.against == "better").unwrap();
         assert_eq!(better.other, Some(8.0));
+    }
+
+    #[test]
+    fn to_be_the_same_is_to_be_it_within_the_spread() {
+        let scenario = super::super::all()
+            .into_iter()
+            .find(|it| it.name == "no-skew-auto")
+            .unwrap();
+        let met = |own: &[f64]| {
+            let measured = measured(
+                Metric::P50,
+                &[("mvp", own), ("direct", &[100.0, 100.0, 100.0])],
+            );
+            judge(&scenario, &measured).first().unwrap().met
+        };
+        assert_eq!(met(&[98.0, 103.0, 104.0]), Some(Met::Goal));
+        assert_eq!(met(&[102.0, 103.0, 104.0]), Some(Met::No));
     }
 
     #[test]

@@ -93,10 +93,13 @@ impl Run<'_> {
                 )
             }
         };
+        let other_build = scenario.mode == Mode::Listen && options.programs.build.is_some();
         let wanted = scenario
             .against
             .iter()
-            .filter(|against| options.against.contains(against));
+            .filter(|against| options.against.contains(against))
+            .filter(|against| !options.lean || scenario.matters(**against))
+            .chain(other_build.then_some(&Against::Build));
         let mut who = vec![Who::Mvp(scenario.mode)];
         who.extend(wanted.map(|against| Who::Other(*against)));
         let place = |who: Who| match (&plain, who) {
@@ -157,7 +160,12 @@ impl Run<'_> {
 
     /// All targets side by side, in turns: at full throughput, then at one rate.
     async fn together(&self, measured: &mut Measured, targets: &[(Target, &Ground)]) -> Result<()> {
-        let repeats = self.options.effort.repeats();
+        let effort = self.options.effort;
+        let repeats = if self.options.lean && self.scenario.goals.is_empty() {
+            effort.repeats().min(2)
+        } else {
+            effort.repeats()
+        };
         for repeat in 0..repeats {
             for (target, ground) in turn_of(targets, repeat) {
                 self.bar.set_message(format!(

@@ -13,6 +13,8 @@ use super::{
     chart::{self, Series, escape},
 };
 
+mod curves;
+
 /// Writes `raw.json`, `report.md`, `report.html` and `cpu.svg` into a directory.
 pub fn write(results: &Results, directory: &Path) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("{}", directory.display()))?;
@@ -66,6 +68,7 @@ pub fn markdown(results: &Results) -> String {
         );
         table(&mut out, results, measured);
     }
+    out.push_str(&curves::markdown(results));
     if !results.skipped.is_empty() {
         out.push_str("\n## Not measured\n\n");
         for line in &results.skipped {
@@ -334,6 +337,7 @@ fn html(results: &Results) -> String {
         table(&mut rows, results, measured);
         body.push_str(&from_markdown(&rows));
     }
+    body.push_str(&from_markdown(&curves::markdown(results)));
     if !results.skipped.is_empty() {
         body.push_str("<h2>Not measured</h2><ul>");
         for line in &results.skipped {

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+mod curves;
+
+pub use self::curves::curves;
 use super::native::PATH;
 use crate::load::{Shot, origin::AGGREGATED};
 
@@ -101,6 +104,8 @@ pub enum Against {
     Pingora,
     /// kube-apiserver's own peer proxy.
     Native,
+    /// Another build of mvp, for experiments.
+    Build,
 }
 
 /// What a figure is called.
@@ -248,6 +253,23 @@ impl Scenario {
     fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
+    }
+
+    /// Whether a comparison with `against` says something that a lean run cannot go without.
+    pub(super) fn matters(&self, against: Against) -> bool {
+        // No proxy has no memory of its own.
+        let no_use =
+            against == Against::Direct && matches!(self.kind, Kind::Idle | Kind::Slow { .. });
+        let bounded = self.goals.iter().any(|goal| match goal.rival {
+            Rival::One(rival) => rival == against,
+            Rival::Better => matches!(against, Against::Haproxy | Against::Nginx),
+            Rival::Nobody => false,
+        });
+        let always = matches!(
+            against,
+            Against::Direct | Against::Haproxy | Against::Native | Against::Build
+        );
+        !no_use && (bounded || always || self.name == "get-h2-cert")
     }
 
     fn wants(mut self, goals: &[Goal]) -> Self {

@@ -36,6 +36,8 @@ pub struct Programs {
     pub pingora: Option<PathBuf>,
     /// kube-apiserver.
     pub native: Option<Native>,
+    /// Another build of mvp.
+    pub build: Option<PathBuf>,
 }
 
 /// kube-apiserver with its own peer proxy.
@@ -76,7 +78,7 @@ pub(super) struct Target {
     /// None: no proxy.
     pid: Option<u32>,
     /// None: somebody else's.
-    _child: Option<Child>,
+    child: Option<Child>,
 }
 
 impl Target {
@@ -87,8 +89,8 @@ impl Target {
             threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         let (address, child) = match who {
             Who::Other(Against::Direct) => (ground.local, None),
-            Who::Mvp(mode) => {
-                let (address, child) = mvp(ground, threads, mode).await?;
+            Who::Mvp(_) | Who::Other(Against::Build) => {
+                let (address, child) = mvp(ground, who, threads).await?;
                 (address, Some(child))
             }
             Who::Other(Against::Haproxy) => {
@@ -163,7 +165,7 @@ impl Target {
                     name,
                     address: ground.local,
                     pid: Some(pid),
-                    _child: None,
+                    child: None,
                 });
             }
         };
@@ -171,7 +173,7 @@ impl Target {
             name,
             address,
             pid: child.as_ref().and_then(Child::id),
-            _child: child,
+            child,
         })
     }
 
@@ -193,10 +195,23 @@ impl Target {
     clippy::too_many_lines,
     reason = "mostly the flags of mvp run, one a line"
 )]
-async fn mvp(ground: &Ground, threads: usize, mode: Mode) -> Result<(SocketAddr, Child)> {
+async fn mvp(ground: &Ground, who: Who, threads: usize) -> Result<(SocketAddr, Child)> {
+    let programs = &ground.programs;
+    let (program, mode) = match (who, &programs.build) {
+        (Who::Mvp(mode), _) => (&programs.mvp, mode),
+        (_, Some(build)) => (build, Mode::Listen),
+        (_, None) => bail!("no other build was given"),
+    };
     let pki = |name: &str| ground.pki().join(name);
     let metrics = free_port()?;
-    let mut command = ground.command(&ground.programs.mvp);
+    // Two of them may run at once.
+    let own = |name: &str| {
+        ground
+            .directory()
+            .join(format!("{}-{name}", metrics.port()))
+    };
+    let socket = own("mvp.sock");
+    let mut command = ground.command(program);
     command.args(["run", "--kubeadm-manifest", ""]);
     command.args(["--local", &format!("https://{}", ground.local)]);
     command.args(["--peer", &format!("https://{}", ground.peer)]);
@@ -216,12 +231,8 @@ async fn mvp(ground: &Ground, threads: usize, mode: Mode) -> Result<(SocketAddr,
     command
         .arg("--proxy-client-key-file")
         .arg(pki("front-proxy-client.key"));
-    command
-        .arg("--state-file")
-        .arg(ground.directory().join("mvp-state.json"));
-    command
-        .arg("--control-socket")
-        .arg(ground.directory().join("mvp.sock"));
+    command.arg("--state-file").arg(own("mvp-state.json"));
+    command.arg("--control-socket").arg(&socket);
     command.args(["--metrics-listen", &metrics.to_string()]);
     command.args([
         "--threads",
@@ -254,15 +265,14 @@ async fn mvp(ground: &Ground, threads: usize, mode: Mode) -> Result<(SocketAddr,
             ground.local
         }
     };
-    let (child, log) = spawn(command, ground, "mvp")?;
-    let mut child = child;
+    let (mut child, log) = spawn(command, ground, "mvp")?;
     let probe = |ground: &Ground| {
         let mut probe = ground.command(&ground.programs.mvp);
         probe
             .arg("probe")
             .arg("ready")
             .arg("--control-socket")
-            .arg(ground.directory().join("mvp.sock"));
+            .arg(&socket);
         probe
     };
     let deadline = Instant::now() + PATIENCE;
@@ -288,7 +298,7 @@ async fn mvp(ground: &Ground, threads: usize, mode: Mode) -> Result<(SocketAddr,
         let mut status = ground.command(&ground.programs.mvp);
         status
             .args(["steer", "-o", "json", "--control-socket"])
-            .arg(ground.directory().join("mvp.sock"));
+            .arg(&socket);
         let output = status.output().await.context("mvp steer")?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let wanted = if mode == Mode::Steered { "on" } else { "off" };
@@ -298,6 +308,28 @@ async fn mvp(ground: &Ground, threads: usize, mode: Mode) -> Result<(SocketAddr,
         }
     }
     Ok((address, child))
+}
+
+impl Drop for Target {
+    /// The whole group: nginx has workers, which outlive a master that is killed.
+    fn drop(&mut self) {
+        let Some(leader) = self
+            .child
+            .as_ref()
+            .and_then(Child::id)
+            .and_then(|pid| i32::try_from(pid).ok())
+        else {
+            return;
+        };
+        let Some(leader) = rustix::process::Pid::from_raw(leader) else {
+            return;
+        };
+        if let Err(error) =
+            rustix::process::kill_process_group(leader, rustix::process::Signal::KILL)
+        {
+            tracing::debug!(%error, name = self.name, "Already gone");
+        }
+    }
 }
 
 /// Fills in a configuration.
@@ -326,7 +358,8 @@ fn spawn(mut command: Command, ground: &Ground, name: &str) -> Result<(Child, Pa
     command
         .stdin(std::process::Stdio::null())
         .stdout(log)
-        .stderr(more);
+        .stderr(more)
+        .process_group(0);
     let child = command
         .spawn()
         .with_context(|| format!("{name} cannot be started"))?;

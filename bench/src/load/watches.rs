@@ -50,13 +50,24 @@ pub(super) async fn fan_out(
             bodies.push(answer.into_body());
         }
     }
+    // Each has one event at once; the watches stand when it is here.
+    let mut watches = Vec::new();
+    for mut body in bodies {
+        let mut pending = Vec::new();
+        while !pending.contains(&b'\n') {
+            let chunk = body.data().await.context("a watch ended early")??;
+            body.flow_control().release_capacity(chunk.len())?;
+            pending.extend_from_slice(&chunk);
+        }
+        watches.push(body);
+    }
     // The server's own door: events begin there whatever lies between.
     let mut door = channels.at(origin).open().await?;
     let emit = channels.template(&Shot::post("/bench/emit", 0))?;
     gate.ready().await?;
     let tally = Tally::start()?;
     let mut readers = JoinSet::new();
-    for mut body in bodies {
+    for mut body in watches {
         let tally = Rc::clone(&tally);
         readers.spawn_local(async move {
             let mut pending = Vec::new();

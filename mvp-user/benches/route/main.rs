@@ -44,6 +44,34 @@ fn route(criterion: &mut Criterion) {
     }
 }
 
+/// What a decision costs as group-versions and peers grow: what local serves, and what only one peer does.
+fn growth(criterion: &mut Criterion) {
+    let asker = world::asker();
+    let sizes = [50, 500, 5000].map(|groups| (format!("groups/{groups}"), groups, 7));
+    let peers = [1, 3, 5, 7].map(|peers| (format!("peers/{peers}"), 50, peers));
+    for (name, groups, peers) in sizes.into_iter().chain(peers) {
+        let table = world::table_of(groups, peers);
+        for (what, uri) in world::QUESTIONS.iter().take(2) {
+            let uri = world::uri(uri);
+            let info = RequestInfo::parse(&Method::GET, &uri).expect("a path");
+            criterion.bench_function(&format!("{name}/{what}"), |bencher| {
+                bencher.iter_custom(|count| {
+                    spent(count, || {
+                        let decision = decide(
+                            black_box(&info),
+                            &asker,
+                            &Evidence::default(),
+                            &table,
+                            LocalDown::Failover,
+                        );
+                        black_box(decision).server().is_some()
+                    })
+                });
+            });
+        }
+    }
+}
+
 /// CPU time that this thread spends on `count` rounds.
 fn spent(count: u64, mut round: impl FnMut() -> bool) -> Duration {
     let begin = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -55,5 +83,5 @@ fn spent(count: u64, mut round: impl FnMut() -> bool) -> Duration {
     Duration::from_nanos(nanoseconds.unsigned_abs())
 }
 
-criterion_group!(benches, route);
+criterion_group!(benches, route, growth);
 criterion_main!(benches);

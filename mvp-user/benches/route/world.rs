@@ -12,7 +12,7 @@ use mvp_user::{
 };
 use tokio::time::Instant;
 
-fn catalogue(new: bool) -> Catalogue {
+fn catalogue(groups: usize, new: bool) -> Catalogue {
     let verbs = Verb::ALL.into_iter().fold(Verbs::NONE, Verbs::with);
     let mut catalogue = Catalogue {
         resources: hashbrown::HashMap::new(),
@@ -36,7 +36,7 @@ fn catalogue(new: bool) -> Catalogue {
             .resources
             .insert(Gvr::new(group, "v1", resource), served);
     };
-    for group in 0..25 {
+    for group in 0..groups {
         for resource in 0..5 {
             serve(
                 &format!("group{group}.k8s.io"),
@@ -51,13 +51,19 @@ fn catalogue(new: bool) -> Catalogue {
     catalogue
 }
 
-/// The table.
+/// The table of the questions: seven peers, 25 group-versions.
 pub(crate) fn table() -> Table {
+    table_of(25, 7)
+}
+
+/// A table of so many group-versions and peers; what is new is served by the peer in the middle.
+pub(crate) fn table_of(groups: usize, peers: u8) -> Table {
     let local = Arc::new(Server::new(
         ServerId::Local,
         SocketAddr::from(([127, 0, 0, 1], 6443)),
     ));
-    let peers: Vec<_> = (1..=7)
+    let middle = usize::from(peers).div_ceil(2);
+    let peers: Vec<_> = (1..=peers)
         .map(|number| {
             let address = SocketAddr::from((Ipv4Addr::new(10, 0, 0, number), 6443));
             Arc::new(Server::new(ServerId::Peer(address), address))
@@ -67,7 +73,7 @@ pub(crate) fn table() -> Table {
     for (number, server) in std::iter::once(&local).chain(&peers).enumerate() {
         server.set_health(Health::Up);
         server.set_proof(Proof::Proven);
-        table.publish(server.id, Arc::new(catalogue(number == 4)));
+        table.publish(server.id, Arc::new(catalogue(groups, number == middle)));
     }
     table.set_peers(peers);
     table.set_ready(true);

@@ -88,3 +88,35 @@ fn a_page_stands_alone_and_holds_nothing_unescaped() {
     let svg = fs::read_to_string(directory.path().join("cpu.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains("<style>"), "{svg}");
 }
+
+#[test]
+fn what_grows_is_told_with_its_slope() {
+    let mut results = results();
+    assert_eq!(curves::markdown(&results), "");
+    for (name, units) in [
+        ("curve-connections-1", 1),
+        ("curve-connections-1000", 1000),
+        ("curve-connections-2000", 2000),
+    ] {
+        let sample = Sample {
+            metrics: BTreeMap::from([(
+                Metric::PeakMemory,
+                f64::from(units) * 2.0 * f64::from(1 << 20),
+            )]),
+            ..Sample::default()
+        };
+        results.measured.push(Measured {
+            scenario: name.to_owned(),
+            what: String::new(),
+            samples: BTreeMap::from([("mvp".to_owned(), vec![sample])]),
+            rate: None,
+            units: usize::try_from(units).unwrap(),
+        });
+    }
+    let text = curves::markdown(&results);
+    assert!(
+        text.contains("| mvp | peak memory MiB | 2.0 | 2000 | 4000 | +2000.000 |"),
+        "{text}"
+    );
+    assert!(curves::slope(&[]).abs() < 1e-9);
+}

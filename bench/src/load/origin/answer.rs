@@ -120,6 +120,10 @@ pub(super) async fn answer(
     }
     if query.contains("watch=1") {
         let (sender, events) = unbounded_channel();
+        // As most watches begin; and nginx holds an answer's headers back until there is something of its body.
+        if let Err(error) = sender.send(event()) {
+            tracing::debug!(%error, "A watch ended at once");
+        }
         house.watches.borrow_mut().push(sender);
         return Ok(json(StatusCode::OK, Body::Events(events)));
     }
@@ -202,8 +206,8 @@ fn review(headers: &HeaderMap) -> Response<Body> {
     )
 }
 
-/// One event to every watch that is still there.
-fn emit(house: &House) {
+/// An event of now.
+fn event() -> Bytes {
     let mut event = format!(
         "{}{:019},\"object\":\"",
         String::from_utf8_lossy(MARK),
@@ -212,7 +216,12 @@ fn emit(house: &House) {
     .into_bytes();
     event.resize(EVENT - 3, b'.');
     event.extend_from_slice(b"\"}\n");
-    let event = Bytes::from(event);
+    Bytes::from(event)
+}
+
+/// One event to every watch that is still there.
+fn emit(house: &House) {
+    let event = event();
     house
         .watches
         .borrow_mut()
