@@ -27,6 +27,7 @@ use crate::{
     metrics::{Exposition, Format},
     peers::Learner,
     route::{Asker, AskerKind},
+    serve::traffic::Traffic,
     table::{Membership, Table},
     tls::Tls,
 };
@@ -82,10 +83,13 @@ pub struct State {
     pub config: Arc<Config>,
     /// The same, with origins.
     pub settings: Vec<Setting>,
+    /// How much goes where.
+    pub traffic: Arc<Traffic>,
     /// Everything else.
     pub daemon: Arc<dyn Daemon>,
     started: Instant,
     started_unix: f64,
+    differences: report::Remembered,
 }
 
 /// What a [`State`] is made of.
@@ -102,6 +106,8 @@ pub struct Parts {
     pub config: Arc<Config>,
     /// The same, with origins.
     pub settings: Vec<Setting>,
+    /// How much goes where.
+    pub traffic: Arc<Traffic>,
     /// Everything else.
     pub daemon: Arc<dyn Daemon>,
 }
@@ -123,9 +129,11 @@ impl State {
             prober: parts.prober,
             config: parts.config,
             settings: parts.settings,
+            traffic: parts.traffic,
             daemon: parts.daemon,
             started: Instant::now(),
             started_unix: now.unwrap_or_default().as_secs_f64(),
+            differences: report::Remembered::default(),
         })
     }
 }
@@ -154,6 +162,12 @@ pub async fn run(
         }
     };
     tokio::join!(announce, control.serve(private), metrics);
+}
+
+/// What `/metrics` reads at scrape time, for tests.
+#[cfg(test)]
+pub(crate) fn collector(state: &Arc<State>) -> impl prometheus_client::collector::Collector {
+    collect::Scrape(Arc::clone(state))
 }
 
 /// `/metrics`, `/livez`, `/readyz`.
@@ -221,8 +235,10 @@ fn private(state: &Arc<State>) -> Router {
     let (status, peers, skew, routes) = (with(state), with(state), with(state), with(state));
     let (explain, order, forget, probe) = (with(state), with(state), with(state), with(state));
     let (steering, check, settings) = (with(state), with(state), with(state));
+    let overview = with(state);
     Router::new()
         .route("/v1/status", get(async move || Json(status.status())))
+        .route("/v1/overview", get(async move || Json(overview.overview())))
         .route("/v1/peers", get(async move || Json(peers.servers())))
         .route("/v1/skew", get(async move || Json(skew.differences())))
         .route(

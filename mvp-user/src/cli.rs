@@ -25,18 +25,27 @@ mod client;
 #[cfg(test)]
 mod documented;
 mod show;
+mod table;
 #[cfg(test)]
 mod tests;
+mod ui;
+mod words;
 
 use client::{Client, ClientError, Query};
-use show::Page;
+use table::Page;
 
 /// The command line is wrong (`EX_USAGE` of sysexits.h).
 const USAGE: u8 = 64;
 
 /// eBPF-assisted mixed version proxy for Kubernetes control planes.
 #[derive(Debug, Parser)]
-#[command(name = "mvp", version, disable_help_subcommand = true)]
+#[command(
+    name = "mvp",
+    version,
+    disable_help_subcommand = true,
+    after_help = "Exit codes: 0 done; 1 mvp does not answer or says no (`check`: warnings only; `probe`: not ready);\n\
+                  2 `check` found a failure; 64 the command line or the configuration is wrong."
+)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -49,8 +58,15 @@ enum Verb {
     /// Show steering, servers and how they are
     Status(Asking),
     /// Show what differs between the kube-apiservers
+    #[command(
+        after_help = "During an upgrade this is what would be a false 404 without mvp; after it, there should be nothing.\n\
+                      `only A` and `not A`: who serves it, and who does not; -o wide shows both, one row a line."
+    )]
     Skew(Asking),
     /// Show where requests for each resource go
+    #[command(
+        after_help = "For example: mvp routes apps/v1\n             mvp routes -o wide pods/"
+    )]
     Routes {
         /// Only resources whose group/version/resource contains this
         resource: Option<String>,
@@ -58,6 +74,11 @@ enum Verb {
         asking: Asking,
     },
     /// Tell where a request would go, and why
+    #[command(
+        after_help = "Nothing is sent. The first line is what happens now; the others are what happens if that server fails.\n\
+                      For example: mvp explain GET /apis/resource.k8s.io/v1/deviceclasses\n             \
+                      mvp explain --as token POST /api/v1/namespaces/default/pods"
+    )]
     Explain {
         /// HTTP method, e.g. GET
         method: String,
@@ -73,6 +94,10 @@ enum Verb {
         asking: Asking,
     },
     /// Show or change whether new connections are steered
+    #[command(
+        after_help = "Lasts until mvp is restarted; --steer and --steer-percent of `mvp run` are for ever. Established connections\n\
+                      are not touched by `on`; by `off` and `auto` those at mvp are asked to reconnect once they are idle."
+    )]
     Steer {
         #[command(subcommand)]
         what: Option<Steer>,
@@ -86,6 +111,13 @@ enum Verb {
         #[command(flatten)]
         asking: Asking,
     },
+    /// Serve a page that shows all of this, live, on a loopback port
+    #[command(
+        after_help = "Runs until Ctrl-C. It only shows: nothing can be changed through it.\n\
+                      From another machine, and then open http://localhost:9741/ there:\n    \
+                      ssh -L 9741:127.0.0.1:9741 root@NODE mvp ui --listen 9741"
+    )]
+    Ui(ui::Options),
     /// Exit with 0 if mvp is ready (or live), for probes
     Probe {
         /// What to ask for
@@ -107,14 +139,14 @@ enum Verb {
         #[command(flatten)]
         flags: Box<SameFlags>,
     },
-    /// Print a completion script
-    #[command(hide = true)]
+    /// Print a completion script for a shell
+    #[command(after_help = "For example: mvp completions bash > /etc/bash_completion.d/mvp")]
     Completions {
         /// Shell
         shell: clap_complete::Shell,
     },
     /// Write man pages into a directory
-    #[command(hide = true)]
+    #[command(after_help = "For example: mvp man /usr/local/share/man/man1")]
     Man {
         /// Directory
         directory: PathBuf,
@@ -315,6 +347,7 @@ fn answer(verb: Verb) -> Result<ExitCode, ClientError> {
                 Ok(print(&format!("{address} is forgotten\n")))
             }
         },
+        Verb::Ui(options) => ui::run(&options),
         Verb::Probe { what, asking } => probe(what, &asking),
         Verb::Check {
             output,
@@ -341,7 +374,9 @@ impl Output {
                 Self::Table | Self::Json => terminal_width(),
             },
             wide: self == Self::Wide,
-            colour: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
+            colour: std::io::stdout().is_terminal()
+                && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty())
+                && std::env::var_os("TERM").is_none_or(|it| it != "dumb"),
         }
     }
 }

@@ -53,6 +53,8 @@ pub mod existing;
 pub mod pulse;
 mod service;
 pub mod steering;
+#[cfg(test)]
+mod tests;
 
 use desk::Desk;
 use pulse::Pulse;
@@ -305,6 +307,7 @@ impl House {
             prober: self.parts.prober.clone(),
             config: Arc::clone(&self.parts.config),
             settings: self.settings,
+            traffic: self.parts.shared.metrics.traffic(),
             daemon: Arc::<Desk>::clone(&desk),
         });
         spawn_local(admin::run(

@@ -272,6 +272,9 @@ async fn take_pulse(table: &Table, server: &Server, ward: &Ward, probing: &Probi
         if before != health {
             info!(server = %server.id, address = %server.address, ?before, now = ?health, why, "Health changed");
         }
+        if seen == Seen::Ready {
+            server.set_latency(now - began);
+        }
         if seen == Seen::Ready && vitals.wants_proof(decided) {
             ward.prove.notify_one();
         }

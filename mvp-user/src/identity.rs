@@ -90,6 +90,20 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Malformed,
+        Self::UnknownIssuer,
+        Self::Expired,
+        Self::NotYetValid,
+        Self::WrongUsage,
+        Self::Undecidable,
+        Self::NameNotAllowed,
+        Self::NoCommonName,
+        Self::BadUid,
+        Self::NotRepresentable,
+    ];
+
     /// The stable word.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -6,7 +6,7 @@ use std::fmt;
 use prometheus_client::{
     collector::Collector,
     encoding::{EncodeLabelSet, prometheus_text, text},
-    metrics::{family::Family, gauge::Gauge},
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
 
@@ -86,10 +86,18 @@ impl Exposition {
     }
 }
 
+/// Shows a counter from the start for each of `labels`: the first event of its kind is then an increase that alerts see.
+pub fn begin<L>(family: &Family<L, Counter>, labels: impl IntoIterator<Item = L>)
+where
+    L: Clone + std::hash::Hash + Eq,
+{
+    for labels in labels {
+        drop(family.get_or_create(&labels));
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use prometheus_client::metrics::counter::Counter;
-
     use super::*;
 
     #[test]

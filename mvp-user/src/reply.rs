@@ -75,6 +75,25 @@ struct Details {
 }
 
 impl Refusal {
+    /// One of each kind.
+    pub const ALL: [Self; 15] = [
+        Self::Unauthorized,
+        Self::BadRequest(""),
+        Self::HeadersTooLarge,
+        Self::OnlyUnavailableServe,
+        Self::NotReady,
+        Self::Unconfirmed,
+        Self::Unreachable(Side::Local),
+        Self::Unreachable(Side::Peer),
+        Self::ForwardingRefused,
+        Self::LocalDown,
+        Self::Unproven,
+        Self::UpgradeRedirected,
+        Self::UpgradeFailed,
+        Self::Interrupted,
+        Self::Busy,
+    ];
+
     /// The stable word for logs, metric labels and `mvp explain`.
     pub const fn as_str(self) -> &'static str {
         match self {

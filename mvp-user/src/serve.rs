@@ -34,10 +34,13 @@ use crate::{
 mod conn;
 mod metrics;
 mod patience;
+mod recent;
 mod self_check;
+pub mod traffic;
 mod visit;
 
 pub use metrics::Metrics;
+pub use recent::{Entry, Recent};
 pub use self_check::SelfCheck;
 
 /// How long the double check may take (design 5.2).
@@ -140,14 +143,18 @@ impl Thread {
         let upstream = match self.shared.dialer.raw(&local).await {
             Ok(upstream) => upstream,
             Err(error) => {
-                tracing::info!(%client, ?why, %error, "Raw connection closed");
+                if let Some(left_out) = self.shared.metrics.lines.raw_closed.admit() {
+                    tracing::info!(%client, ?why, %error, left_out, "Raw connection closed");
+                }
                 self.shared.metrics.raw(why, false);
                 return;
             }
         };
         self.shared.metrics.raw(why, true);
         let source = upstream.local_addr().ok();
-        tracing::info!(%client, upstream_source = ?source, ?why, "Raw connection");
+        if let Some(left_out) = self.shared.metrics.lines.raw.admit() {
+            tracing::info!(%client, upstream_source = ?source, ?why, left_out, "Raw connection");
+        }
         let client = Half::plain(stream, head);
         let upstream = Half::plain(upstream, Bytes::new());
         self.join(client, upstream).await;
@@ -222,6 +229,7 @@ impl Thread {
 impl Visit {
     /// The walk of one request.
     async fn answer(self: Rc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Gone> {
+        let began = Instant::now();
         let shared = &self.thread.shared;
         let decide = |ask: &Ask, evidence: &Evidence| {
             let local_down = shared.config.local_down;
@@ -246,21 +254,23 @@ impl Visit {
                     evidence.refreshed(Box::pin(self.thread.refresh(&evidence)).await);
                     continue;
                 }
-                To::Relay => break (decision, unknown.ok_or(Refusal::Unconfirmed)),
+                To::Relay => {
+                    let Some((server, answer)) = unknown else {
+                        break (decision, Err(Refusal::Unconfirmed));
+                    };
+                    self.answered(&ask, &server, &answer, began);
+                    break (decision, Ok(answer));
+                }
                 &To::Refuse(why @ Refusal::Unreachable(_)) => break (decision, words.ok_or(why)),
                 &To::Refuse(why) => break (decision, Err(why)),
             };
             match self.attempt(server, &mut ask, &evidence).await {
                 Attempt::Answer(answer) => {
-                    shared
-                        .metrics
-                        .answered(&ask.info, server, answer.status(), decision.because);
+                    self.answered(&ask, server, &answer, began);
                     break (decision, Ok(answer));
                 }
                 Attempt::Switch(answer, upstream) => {
-                    shared
-                        .metrics
-                        .answered(&ask.info, server, answer.status(), decision.because);
+                    self.answered(&ask, server, &answer, began);
                     let joint = ask.client.map(|client| Joint { client, upstream });
                     ask.client = None;
                     self.tunnel.replace(joint);
@@ -268,12 +278,12 @@ impl Visit {
                 }
                 Attempt::Unknown(answer) => {
                     evidence.not_found(server.id, Instant::now());
-                    unknown = Some(answer);
+                    unknown = Some((Arc::clone(server), answer));
                 }
                 Attempt::Failed(outcome, said) => {
                     shared
                         .metrics
-                        .failed(&ask.info, server, outcome, decision.because);
+                        .failed(&shared.table, &ask.info, server, outcome);
                     evidence.add(server.id, outcome);
                     // A server that shuts down says 429 at first: a word about itself, which is the whole truth only if
                     // it is alone. Where there are others, an API that nobody else serves is 503.
@@ -287,7 +297,7 @@ impl Visit {
                 Attempt::Gone => return Err(Gone),
             }
         };
-        let answer = outcome.unwrap_or_else(|why| self.refused(ask.head, why));
+        let answer = outcome.unwrap_or_else(|why| self.refused(&ask.method, Some(&ask.info), why));
         self.observe(&ask, &decision, &answer);
         Ok(answer)
     }

@@ -9,8 +9,9 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -70,6 +71,8 @@ pub struct Server {
     health: AtomicU8,
     proof: AtomicU8,
     membership: AtomicU8,
+    /// Microseconds that the last good probe took; 0: none did yet.
+    latency: AtomicU64,
 }
 
 /// One resource of one server.
@@ -165,6 +168,7 @@ impl Server {
             health: AtomicU8::new(UNSEEN),
             proof: AtomicU8::new(Proof::Unproven as u8),
             membership: AtomicU8::new(Membership::Listed as u8),
+            latency: AtomicU64::new(0),
         }
     }
 
@@ -213,6 +217,20 @@ impl Server {
         let before = self.proof();
         self.proof.store(proof as u8, Ordering::Release);
         before
+    }
+
+    /// How long the last good probe took: connection, TLS handshake and `/readyz`.
+    pub fn latency(&self) -> Option<Duration> {
+        match self.latency.load(Ordering::Relaxed) {
+            0 => None,
+            micros => Some(Duration::from_micros(micros)),
+        }
+    }
+
+    /// Records how long a good probe took.
+    pub fn set_latency(&self, took: Duration) {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.latency.store(micros.max(1), Ordering::Relaxed);
     }
 
     /// Records its membership.

@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 
 use crate::{
     lint, setup,
-    sh::{Shown, cargo},
+    sh::{Shown, cargo, has},
     vm,
 };
 
@@ -46,6 +46,8 @@ enum Tier {
     /// What takes minutes: servers that are away for long, definitions that come and go, gibibytes, thousands of clients;
     /// root, or sudo.
     Soak,
+    /// The status page in headless Chromium, which is installed if it is missing; not in `all`.
+    Ui,
 }
 
 /// How many passed and failed.
@@ -60,6 +62,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     setup::ensure()?;
     let mut totals = Totals::default();
     let wants = |tier| options.tier == Tier::All || options.tier == tier;
+    if options.tier == Tier::Ui {
+        println!("== the status page in Chromium");
+        totals.add(count(&mut browser()?, &options.arguments)?);
+    }
     if options.tier == Tier::All {
         for (name, check) in lint::CHECKS {
             println!("== {name}");
@@ -129,6 +135,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         bail!("nothing ran");
     }
     Ok(())
+}
+
+/// The tests that need a browser: `CHROMIUM`, or the one in `PATH`, or Debian's.
+fn browser() -> Result<Command> {
+    if std::env::var_os("CHROMIUM").is_none() && !has("chromium") {
+        setup::apt(&["chromium"]).context("chromium is missing; CHROMIUM names one elsewhere")?;
+    }
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--test", "browser"]);
+    Ok(command)
 }
 
 /// A skipped kernel test must not look like a passed one, so skipping is forbidden here.

@@ -9,6 +9,7 @@ use prometheus_client::{
 };
 
 use super::RawReason;
+use crate::metrics::begin;
 
 /// What became of a connection. [`Outcome::as_str`] is the label.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +43,24 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// All of them.
+    const ALL: [Self; 14] = [
+        Self::Terminated,
+        Self::Raw(RawReason::Loopback),
+        Self::Raw(RawReason::Direct),
+        Self::PlainHttp,
+        Self::Closed,
+        Self::Probe,
+        Self::Timeout,
+        Self::AlertReceived,
+        Self::BadCertificate,
+        Self::Incompatible,
+        Self::Malformed,
+        Self::Socket,
+        Self::Exhausted,
+        Self::AcceptError,
+    ];
+
     /// The stable word.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -68,9 +87,20 @@ struct Labels {
     outcome: &'static str,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Metrics {
     accepted: Family<Labels, Counter>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let accepted = Family::default();
+        let outcomes = Outcome::ALL.map(|outcome| Labels {
+            outcome: outcome.as_str(),
+        });
+        begin(&accepted, outcomes);
+        Self { accepted }
+    }
 }
 
 impl Metrics {

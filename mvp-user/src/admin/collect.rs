@@ -112,12 +112,12 @@ impl Scrape {
             "Since steering, or its reason, last changed",
             &since,
         )?;
-        let percent = [(Labels::new(), f64::from(steering.percent))];
+        let share = [(Labels::new(), f64::from(steering.percent) / 100.0)];
         gauges(
             encoder,
-            "mvp_steering_percent",
-            "Share of client addresses that is steered",
-            &percent,
+            "mvp_steering_ratio",
+            "Share of client addresses that is steered, from 0 to 1",
+            &share,
         )?;
         let lookups: Vec<(Labels, u64)> = steering
             .lookups

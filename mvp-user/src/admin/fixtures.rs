@@ -180,6 +180,7 @@ impl Stage {
             table,
             config: Arc::new(resolved.config),
             settings: resolved.settings,
+            traffic: Arc::default(),
             daemon: Arc::clone(&puppet) as Arc<dyn Daemon>,
         });
         Self {

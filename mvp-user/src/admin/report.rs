@@ -3,7 +3,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
 };
 
 use http::{Method, Uri};
@@ -11,13 +12,17 @@ use tokio::time::Instant;
 
 use super::{
     State,
-    wire::{Difference, Explanation, Route, Server, Status, Step, View},
+    wire::{
+        Difference, Event, Explanation, Overview, Route, RouteTraffic, Server, Status, Step,
+        Traffic, View,
+    },
 };
 use crate::{
     api::{GvRef, Gvr, ServerId, Verb, Verbs},
     request_info::{BadPath, Class, RequestInfo},
     route::{Asker, AskerKind, Decision, Evidence, Outcome, To, decide},
-    table::{Catalogue, Freshness, Health, Membership, Proof, Table},
+    serve::{Entry, traffic},
+    table::{Catalogue, Freshness, Health, Membership, Proof, SharedGroups, Table},
 };
 
 /// A thread that gave no sign of life for so long is wedged: the kernel has stopped steering long before.
@@ -117,6 +122,10 @@ impl State {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
+            node: rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
             uptime: self.started.elapsed().as_secs(),
             ready: not_ready.is_empty(),
             not_ready,
@@ -129,7 +138,7 @@ impl State {
                 .map(|beat| u64::try_from(beat.as_millis()).unwrap_or(u64::MAX))
                 .collect(),
             servers: self.servers(),
-            skew: self.differences().len(),
+            skew: self.known_differences().len(),
         }
     }
 
@@ -159,6 +168,9 @@ impl State {
                     }),
                     age: catalogue.as_ref().map(|it| it.read_at.elapsed().as_secs()),
                     resources: catalogue.as_deref().map_or(0, count),
+                    latency_us: server
+                        .latency()
+                        .map(|it| u64::try_from(it.as_micros()).unwrap_or(u64::MAX)),
                     trouble: view.troubles.get(&server.id).map(ToString::to_string),
                     forgotten_in: leaves
                         .map(|(_, at)| at.saturating_duration_since(Instant::now()).as_secs()),
@@ -167,35 +179,95 @@ impl State {
             .collect()
     }
 
-    /// `mvp skew`: everything that not all servers that were read serve alike.
-    pub fn differences(&self) -> Vec<Difference> {
-        let shared = self.table.shared.load();
-        let catalogues = catalogues(&self.table);
-        let everyone: BTreeSet<&str> = catalogues.iter().map(|(id, _)| id.as_str()).collect();
-        let mut rows = Vec::new();
-        for (resource, subresource) in everything(&catalogues) {
-            for (servers, verbs) in by_servers(&catalogues, &resource, subresource.as_deref()) {
-                if servers == everyone {
-                    continue;
-                }
-                let own = |names: &mut dyn Iterator<Item = &&str>| {
-                    names.map(|name| (*name).to_owned()).collect()
-                };
-                rows.push(Difference {
-                    group: resource.group.to_string(),
-                    version: resource.version.to_string(),
-                    resource: resource.resource.to_string(),
-                    subresource: subresource.as_deref().map(ToOwned::to_owned),
-                    verbs: verbs.iter().map(|verb| verb.as_str().to_owned()).collect(),
-                    served_by: own(&mut servers.iter()),
-                    lacked_by: own(&mut everyone.difference(&servers)),
-                    shared: shared.owned.contains(&resource.as_ref().group_version()),
-                });
-            }
+    /// Everything that the status page shows.
+    pub fn overview(&self) -> Overview {
+        Overview {
+            status: self.status(),
+            differences: self.differences(),
+            traffic: self.traffic(),
         }
-        rows
     }
 
+    fn traffic(&self) -> Traffic {
+        let route = |server: String, count: traffic::Count| RouteTraffic {
+            server,
+            answers: count.answers.to_vec(),
+            buckets: count.buckets.to_vec(),
+        };
+        let (peers, former) = self.traffic.peers(&self.table);
+        let mut routes = vec![route("local".to_owned(), self.traffic.local())];
+        routes.extend(peers.into_iter().map(|(id, it)| route(id.to_string(), it)));
+        if former != traffic::Count::default() {
+            routes.push(route("former".to_owned(), former));
+        }
+        let recent = &self.traffic.recent;
+        let events = |entries: Vec<Entry>| entries.into_iter().map(event).collect();
+        Traffic {
+            bounds: traffic::BOUNDS.to_vec(),
+            routes,
+            rerouted: events(recent.last_rerouted()),
+            refused: events(recent.last_refused()),
+        }
+    }
+
+    /// `mvp skew`: everything that not all servers that were read serve alike.
+    pub fn differences(&self) -> Vec<Difference> {
+        self.known_differences().to_vec()
+    }
+
+    /// The same, made once for each change of what is known.
+    fn known_differences(&self) -> Arc<[Difference]> {
+        let shared = self.table.shared.load_full();
+        let catalogues = catalogues(&self.table);
+        let mut remembered = self
+            .differences
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, groups, differences)) = &*remembered
+            && Arc::ptr_eq(groups, &shared)
+            && of.len() == catalogues.len()
+            && of
+                .iter()
+                .zip(&catalogues)
+                .all(|(one, other)| one.0 == other.0 && Arc::ptr_eq(&one.1, &other.1))
+        {
+            return Arc::clone(differences);
+        }
+        let differences: Arc<[Difference]> = compare(&catalogues, &shared).into();
+        *remembered = Some((catalogues, shared, Arc::clone(&differences)));
+        differences
+    }
+}
+
+/// Everything that not all of `catalogues` serve alike.
+fn compare(catalogues: &Catalogues, shared: &SharedGroups) -> Vec<Difference> {
+    let everyone: BTreeSet<&str> = catalogues.iter().map(|(id, _)| id.as_str()).collect();
+    let mut rows = Vec::new();
+    for (resource, subresource) in everything(catalogues) {
+        for (servers, verbs) in by_servers(catalogues, &resource, subresource.as_deref()) {
+            if servers == everyone {
+                continue;
+            }
+            let own = |names: &mut dyn Iterator<Item = &&str>| {
+                names.map(|name| (*name).to_owned()).collect()
+            };
+            rows.push(Difference {
+                group: resource.group.to_string(),
+                version: resource.version.to_string(),
+                resource: resource.resource.to_string(),
+                subresource: subresource.as_deref().map(ToOwned::to_owned),
+                verbs: verbs.iter().map(|verb| verb.as_str().to_owned()).collect(),
+                served_by: own(&mut servers.iter()),
+                lacked_by: own(&mut everyone.difference(&servers)),
+                shared: shared.owned.contains(&resource.as_ref().group_version()),
+            });
+        }
+    }
+    rows
+}
+
+impl State {
     /// `mvp routes`: where requests for each resource go, from a client with a certificate. `wanted` is a part of
     /// `group/version/resource`.
     pub fn routes(&self, wanted: Option<&str>) -> Vec<Route> {
@@ -383,7 +455,25 @@ fn sample(verbs: Verbs, subresource: bool) -> (Method, bool) {
         .map_or((Method::GET, true), |(_, method, named)| (method, named))
 }
 
-type Catalogues = Vec<(String, std::sync::Arc<Catalogue>)>;
+fn event(entry: Entry) -> Event {
+    let ago = SystemTime::now().duration_since(entry.last);
+    Event {
+        method: entry.method.to_owned(),
+        what: entry.what.into(),
+        server: entry.server.map(|it| it.to_string()),
+        why: entry.why.to_owned(),
+        status: entry.status,
+        count: entry.count,
+        ago: ago.unwrap_or_default().as_secs(),
+    }
+}
+
+/// Every server that was read, and its catalogue.
+type Catalogues = Vec<(String, Arc<Catalogue>)>;
+
+/// The last differences, and of what they are.
+#[derive(Default)]
+pub(super) struct Remembered(Mutex<Option<(Catalogues, Arc<SharedGroups>, Arc<[Difference]>)>>);
 
 fn catalogues(table: &Table) -> Catalogues {
     let members = table.members();

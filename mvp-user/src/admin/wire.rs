@@ -11,6 +11,9 @@ pub struct Status {
     pub version: String,
     /// Process.
     pub pid: u32,
+    /// Name of the node.
+    #[serde(default)]
+    pub node: String,
     /// Since it started.
     pub uptime: u64,
     /// Whether `/readyz` is 200.
@@ -83,6 +86,9 @@ pub struct Server {
     pub age: Option<u64>,
     /// Resources and subresources that it serves.
     pub resources: usize,
+    /// Microseconds that its last good probe took: connection, TLS handshake and `/readyz`.
+    #[serde(default)]
+    pub latency_us: Option<u64>,
     /// Why the last read was not complete.
     pub trouble: Option<String>,
     /// Until a departed server is forgotten.
@@ -108,6 +114,60 @@ pub struct Difference {
     pub lacked_by: Vec<String>,
     /// Owned by a CRD or an aggregated APIService: shared by all servers, so the difference is only one of time.
     pub shared: bool,
+}
+
+/// `GET /v1/overview`: everything that the status page shows, taken at one moment.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Overview {
+    /// `mvp status`.
+    pub status: Status,
+    /// `mvp skew`.
+    pub differences: Vec<Difference>,
+    /// How much goes where.
+    pub traffic: Traffic,
+}
+
+/// How much went where since the process started, and the last unusual requests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Upper bounds in seconds of [`RouteTraffic::buckets`], whose last has none.
+    pub bounds: Vec<f64>,
+    /// Local, each peer that answered, and `former`: peers that are not known any more.
+    pub routes: Vec<RouteTraffic>,
+    /// Requests that a peer answered, newest first.
+    pub rerouted: Vec<Event>,
+    /// Requests that mvp answered itself, newest first.
+    pub refused: Vec<Event>,
+}
+
+/// Answers of one server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteTraffic {
+    /// `local`, an address, or `former`.
+    pub server: String,
+    /// By the first digit of the status, from 1 to 5.
+    pub answers: Vec<u64>,
+    /// By time from the head of the request to that of the answer; not cumulative.
+    pub buckets: Vec<u64>,
+}
+
+/// Requests of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// HTTP method; `OTHER` for an unusual one.
+    pub method: String,
+    /// Group, version, resource and subresource, or a word for another path; empty: refused unread.
+    pub what: String,
+    /// Who answered; none: mvp.
+    pub server: Option<String>,
+    /// Why, one word.
+    pub why: String,
+    /// HTTP status.
+    pub status: u16,
+    /// How many.
+    pub count: u64,
+    /// Seconds since the last one.
+    pub ago: u64,
 }
 
 /// Where requests for a resource go.

@@ -27,7 +27,7 @@ const LARGEST: usize = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ClientError {
     /// Nobody listens.
-    #[error("no mvp answers at {}: {error} (is `mvp run` running, and are you root?)", path.display())]
+    #[error("no mvp answers at {}: {}", path.display(), nobody(error))]
     Nobody {
         /// The socket.
         path: PathBuf,
@@ -44,11 +44,19 @@ pub(super) enum ClientError {
     #[error("the answer of the control socket cannot be read: {0}")]
     Answer(serde_json::Error),
     /// No answer in time.
-    #[error("mvp did not answer within {} s", WITHIN.as_secs())]
-    TimedOut,
+    #[error("mvp did not answer within {} s", .0.as_secs())]
+    TimedOut(Duration),
     /// Man pages.
     #[error("cannot write man pages: {0}")]
     Man(io::Error),
+    /// The status page's address cannot be had.
+    #[error("--listen {address}: {error}")]
+    Listen {
+        /// What was asked for.
+        address: std::net::SocketAddr,
+        /// Why.
+        error: io::Error,
+    },
     /// This process has no room for a runtime.
     #[error("cannot start: {0}")]
     Runtime(io::Error),
@@ -62,13 +70,13 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// `path`, or that of the newest ready mvp; while none is ready, of any that answers.
+    /// See [`socket`].
     pub(super) fn new(path: Option<&Path>) -> Result<Self, ClientError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(ClientError::Runtime)?;
-        let path = path.map_or_else(|| newest(Path::new(DIRECTORY)), Path::to_owned);
+        let path = socket(path);
         Ok(Self { path, runtime })
     }
 
@@ -85,70 +93,97 @@ impl Client {
 
     fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, ClientError> {
         self.runtime.block_on(async {
-            let asking = self.converse(method, path, body);
+            let asking = converse(&self.path, method, path, body);
             tokio::time::timeout(WITHIN, asking)
                 .await
-                .unwrap_or(Err(ClientError::TimedOut))
+                .unwrap_or(Err(ClientError::TimedOut(WITHIN)))
         })
     }
+}
 
-    async fn converse(
-        &self,
-        method: Method,
-        path: &str,
-        body: Bytes,
-    ) -> Result<Bytes, ClientError> {
-        let broken = |error: &dyn std::error::Error| ClientError::Broken(error.to_string());
-        let stream =
-            UnixStream::connect(&self.path)
-                .await
-                .map_err(|error| ClientError::Nobody {
-                    path: self.path.clone(),
-                    error,
-                })?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+/// The body of a good answer, awaited at most `within`.
+pub(super) async fn get(socket: &Path, path: &str, within: Duration) -> Result<Bytes, ClientError> {
+    let asking = converse(socket, Method::GET, path, Bytes::new());
+    tokio::time::timeout(within, asking)
+        .await
+        .unwrap_or(Err(ClientError::TimedOut(within)))
+}
+
+async fn converse(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Bytes,
+) -> Result<Bytes, ClientError> {
+    let broken = |error: &dyn std::error::Error| ClientError::Broken(error.to_string());
+    let stream = UnixStream::connect(socket)
+        .await
+        .map_err(|error| ClientError::Nobody {
+            path: socket.to_owned(),
+            error,
+        })?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| broken(&error))?;
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "mvp")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(body))
+        .map_err(|error| broken(&error))?;
+    let answer = async {
+        let response = sender
+            .send_request(request)
             .await
             .map_err(|error| broken(&error))?;
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::HOST, "mvp")
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(body))
-            .map_err(|error| broken(&error))?;
-        let answer = async {
-            let response = sender
-                .send_request(request)
-                .await
-                .map_err(|error| broken(&error))?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), LARGEST)
-                .collect()
-                .await
-                .map_err(|error| broken(&*error))?
-                .to_bytes();
-            Ok((status, body))
-        };
-        // The connection must be driven while the answer is awaited; it ends by itself afterwards.
-        let (status, body) = tokio::select! {
-            biased;
-            answer = answer => answer?,
-            ended = connection => return Err(match ended {
-                Ok(()) => ClientError::Broken("closed".to_owned()),
-                Err(error) => broken(&error),
-            }),
-        };
-        if status.is_success() {
-            return Ok(body);
-        }
-        Err(match serde_json::from_slice::<Problem>(&body) {
-            Ok(problem) => ClientError::Refused(problem.error),
-            Err(_) if status == StatusCode::NOT_FOUND => {
-                ClientError::Refused(format!("this mvp does not know {path}"))
-            }
-            Err(_) => ClientError::Refused(String::from_utf8_lossy(&body).trim().to_owned()),
-        })
+        let status = response.status();
+        let body = Limited::new(response.into_body(), LARGEST)
+            .collect()
+            .await
+            .map_err(|error| broken(&*error))?
+            .to_bytes();
+        Ok((status, body))
+    };
+    // The connection must be driven while the answer is awaited; it ends by itself afterwards.
+    let (status, body) = tokio::select! {
+        biased;
+        answer = answer => answer?,
+        ended = connection => return Err(match ended {
+            Ok(()) => ClientError::Broken("closed".to_owned()),
+            Err(error) => broken(&error),
+        }),
+    };
+    if status.is_success() {
+        return Ok(body);
     }
+    Err(match serde_json::from_slice::<Problem>(&body) {
+        Ok(problem) => ClientError::Refused(problem.error),
+        Err(_) if status == StatusCode::NOT_FOUND => {
+            ClientError::Refused(format!("this mvp does not know {path}"))
+        }
+        Err(_) => ClientError::Refused(String::from_utf8_lossy(&body).trim().to_owned()),
+    })
+}
+
+/// What to do about it.
+fn nobody(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            "there is no such socket; is `mvp run` running on this node? (in a pod: kubectl -n kube-system exec POD -- mvp ...)"
+                .to_owned()
+        }
+        io::ErrorKind::PermissionDenied => "only root may ask; use sudo".to_owned(),
+        io::ErrorKind::ConnectionRefused => {
+            "nobody listens there; mvp has ended, or this is not its socket".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// `path`, or the socket of the newest ready mvp; while none is ready, of any that answers.
+pub(super) fn socket(path: Option<&Path>) -> PathBuf {
+    path.map_or_else(|| newest(Path::new(DIRECTORY)), Path::to_owned)
 }
 
 /// The link to the newest ready process; if it leads nowhere, the youngest socket that somebody listens at.

@@ -1,128 +1,18 @@
-//! Tables for people: 80 columns unless there are more, colour only on a terminal.
+//! The answers of the control socket as people read them; how they are drawn is `table`'s.
 
 use std::fmt::Write as _;
 
+use super::{
+    table::{GAP, Page, cut, facts, paint, table, wrap},
+    words,
+};
 use crate::{
     admin::wire::{Difference, Explanation, Finding, Grade, Route, Server, Status, Steering, View},
     config::Setting,
 };
 
-/// Where it is shown.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Page {
-    /// Columns.
-    pub(super) width: usize,
-    /// Whether every column is shown.
-    pub(super) wide: bool,
-    /// Whether colours are.
-    pub(super) colour: bool,
-}
-
-/// Between columns.
-const GAP: usize = 2;
-/// A column is not cut below this.
-const LEAST: usize = 8;
-
-/// Draws rows below a heading. If they do not fit, the widest column is narrowed, again and again, and its cells go on
-/// in the next line: nothing is left out.
-fn table(heading: &[&str], rows: &[Vec<String>], page: Page) -> String {
-    let columns = heading.len();
-    let mut widths: Vec<usize> = heading.iter().map(|it| it.chars().count()).collect();
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let gaps = GAP * columns.saturating_sub(1);
-    while widths.iter().sum::<usize>() + gaps > page.width {
-        let Some(widest) = widths.iter_mut().max().filter(|it| **it > LEAST) else {
-            break;
-        };
-        *widest -= 1;
-    }
-    let mut out = String::new();
-    let heading: Vec<String> = heading.iter().map(ToString::to_string).collect();
-    for (number, row) in std::iter::once(&heading).chain(rows).enumerate() {
-        let cells: Vec<Vec<String>> = row
-            .iter()
-            .zip(&widths)
-            .map(|(cell, width)| fold(cell, *width))
-            .collect();
-        for height in 0..cells.iter().map(Vec::len).max().unwrap_or(0) {
-            let mut line = String::new();
-            for (cell, width) in cells.iter().zip(&widths) {
-                let piece = cell.get(height).map_or("", String::as_str);
-                let blank = width.saturating_sub(piece.chars().count());
-                line.push_str(&if number > 0 {
-                    paint(piece, page)
-                } else {
-                    piece.to_owned()
-                });
-                line.extend(std::iter::repeat_n(' ', blank + GAP));
-            }
-            out.push_str(line.trim_end());
-            out.push('\n');
-        }
-    }
-    out
-}
-
-/// Cuts into pieces of at most `width`, behind a separator where there is one in the second half.
-fn fold(text: &str, width: usize) -> Vec<String> {
-    let letters: Vec<char> = text.chars().map(clean).collect();
-    let mut pieces = Vec::new();
-    let mut rest = letters.as_slice();
-    while rest.len() > width {
-        let head = &rest[..width];
-        let at = head
-            .iter()
-            .rposition(|it| matches!(it, ',' | '/' | '.' | '-' | ' '))
-            .map(|at| at + 1)
-            .filter(|at| *at > width / 2)
-            .unwrap_or(width);
-        let (piece, tail) = rest.split_at(at);
-        pieces.push(piece.iter().collect());
-        rest = tail;
-    }
-    pieces.push(rest.iter().collect());
-    pieces
-}
-
-/// Names come from the API: nothing in them may reach the terminal as a command.
-fn clean(letter: char) -> char {
-    if letter.is_control() {
-        '\u{fffd}'
-    } else {
-        letter
-    }
-}
-
-fn cut(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.chars().map(clean).collect();
-    }
-    let mut kept: String = text
-        .chars()
-        .take(width.saturating_sub(1))
-        .map(clean)
-        .collect();
-    kept.push('…');
-    kept
-}
-
-fn paint(word: &str, page: Page) -> String {
-    let colour = match word {
-        _ if !page.colour => return word.to_owned(),
-        "up" | "proven" | "ok" | "on" | "fresh" => 32,
-        "starting" | "draining" | "stale" | "departed" | "warn" | "full" | "unproven" => 33,
-        "down" | "refused" | "fail" => 31,
-        _ => return word.to_owned(),
-    };
-    format!("\u{1b}[{colour}m{word}\u{1b}[0m")
-}
-
 /// `93784` is `1d2h`.
-fn age(seconds: u64) -> String {
+pub(super) fn age(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     match seconds {
         0..120 => format!("{seconds}s"),
@@ -132,7 +22,7 @@ fn age(seconds: u64) -> String {
     }
 }
 
-fn group_version(group: &str, version: &str) -> String {
+pub(super) fn group_version(group: &str, version: &str) -> String {
     if group.is_empty() {
         version.to_owned()
     } else {
@@ -140,7 +30,7 @@ fn group_version(group: &str, version: &str) -> String {
     }
 }
 
-fn with_subresource(resource: &str, subresource: Option<&String>) -> String {
+pub(super) fn with_subresource(resource: &str, subresource: Option<&String>) -> String {
     match subresource {
         Some(subresource) => format!("{resource}/{subresource}"),
         None => resource.to_owned(),
@@ -149,40 +39,6 @@ fn with_subresource(resource: &str, subresource: Option<&String>) -> String {
 
 fn or_dash(text: Option<&String>) -> String {
     text.cloned().unwrap_or_else(|| "-".to_owned())
-}
-
-/// Two columns of a fact sheet.
-fn facts(rows: &[(&str, String)], page: Page) -> String {
-    let widest = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    let mut out = String::new();
-    for (name, value) in rows {
-        let room = page.width.saturating_sub(widest + GAP).max(LEAST);
-        for (number, line) in wrap(value, room).iter().enumerate() {
-            let name = if number == 0 { name } else { "" };
-            // Writing to a String cannot fail.
-            writeln!(out, "{name:widest$}  {}", paint(line, page)).unwrap_or_default();
-        }
-    }
-    out
-}
-
-/// Breaks between words.
-fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let word = cut(word, width.max(LEAST));
-        if let Some(line) = lines.last_mut()
-            && (line.is_empty() || line.chars().count() + 1 + word.chars().count() <= width)
-        {
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(&word);
-        } else {
-            lines.push(word);
-        }
-    }
-    lines
 }
 
 /// `mvp status`.
@@ -255,11 +111,17 @@ fn steering_line(steering: &Steering) -> String {
 
 /// `mvp steer`.
 pub(super) fn steering(steering: &Steering, page: Page) -> String {
+    let mut why = because(steering).to_owned();
+    if let Some(sentence) = words::why(&steering.why)
+        && why == steering.why
+    {
+        write!(why, ": {sentence}").unwrap_or_default();
+    }
     let mut out = facts(
         &[
             ("steering", steering.state.clone()),
             ("for", age(steering.since)),
-            ("because", because(steering).to_owned()),
+            ("because", why),
             ("mode", steering.mode.clone()),
             ("share", format!("{} %", steering.percent)),
             (
@@ -306,6 +168,10 @@ pub(super) fn peers(servers: &Vec<Server>, page: Page) -> String {
                     or_dash(it.catalogue.as_ref()),
                     read(it),
                     it.resources.to_string(),
+                    it.latency_us.map_or_else(
+                        || "-".to_owned(),
+                        |it| words::seconds(std::time::Duration::from_micros(it).as_secs_f64()),
+                    ),
                     or_dash(it.trouble.as_ref()),
                     it.forgotten_in.map_or_else(|| "-".to_owned(), age),
                 ]
@@ -321,6 +187,7 @@ pub(super) fn peers(servers: &Vec<Server>, page: Page) -> String {
             "KNOWLEDGE",
             "READ",
             "RESOURCES",
+            "LATENCY",
             "TROUBLE",
             "FORGOTTEN IN",
         ];
@@ -352,41 +219,67 @@ pub(super) fn peers(servers: &Vec<Server>, page: Page) -> String {
     table(&heading, &rows, page)
 }
 
-/// `mvp skew`.
+/// `mvp skew`: by group and version, so that 80 columns hold a row; `wide` is one row a line, for `grep`.
 #[expect(clippy::ptr_arg, reason = "what the answer is read into")]
 pub(super) fn skew(differences: &Vec<Difference>, page: Page) -> String {
     if differences.is_empty() {
         return "all servers that were read serve the same\n".to_owned();
     }
-    let rows: Vec<_> = differences
-        .iter()
-        .map(|it| {
-            let mut row = vec![
-                group_version(&it.group, &it.version),
-                with_subresource(&it.resource, it.subresource.as_ref()),
-                verbs(&it.verbs),
-                it.served_by.join(","),
-            ];
-            if page.wide {
-                row.push(it.lacked_by.join(","));
-                row.push(if it.shared { "yes" } else { "no" }.to_owned());
-            }
-            row
-        })
-        .collect();
-    let heading = [
-        "GROUP/VERSION",
-        "RESOURCE",
-        "VERBS",
-        "ONLY AT",
-        "NOT AT",
-        "SHARED",
-    ];
-    table(&heading[..if page.wide { 6 } else { 4 }], &rows, page)
+    if page.wide {
+        let rows: Vec<_> = differences
+            .iter()
+            .map(|it| {
+                vec![
+                    group_version(&it.group, &it.version),
+                    with_subresource(&it.resource, it.subresource.as_ref()),
+                    verbs(&it.verbs),
+                    it.served_by.join(","),
+                    it.lacked_by.join(","),
+                    if it.shared { "yes" } else { "no" }.to_owned(),
+                ]
+            })
+            .collect();
+        let heading = [
+            "GROUP/VERSION",
+            "RESOURCE",
+            "VERBS",
+            "ONLY AT",
+            "NOT AT",
+            "SHARED",
+        ];
+        return table(&heading, &rows, page);
+    }
+    let mut rows = Vec::new();
+    for group in
+        differences.chunk_by(|one, other| one.group == other.group && one.version == other.version)
+    {
+        rows.extend(group.first().map(|first| {
+            let shared = if first.shared { " (shared)" } else { "" };
+            vec![format!(
+                "{}{shared}",
+                group_version(&first.group, &first.version)
+            )]
+        }));
+        rows.extend(group.iter().map(|it| {
+            // The shorter list says it all: every server that was read is on one of both.
+            let at = if it.lacked_by.len() < it.served_by.len() {
+                format!("not {}", it.lacked_by.join(", "))
+            } else {
+                format!("only {}", it.served_by.join(", "))
+            };
+            let resource = with_subresource(&it.resource, it.subresource.as_ref());
+            vec![format!("  {resource}"), verbs(&it.verbs), at]
+        }));
+    }
+    let mut out = table(&["GROUP/VERSION, RESOURCE", "VERBS", "AT"], &rows, page);
+    if differences.iter().any(|it| it.shared) {
+        out.push_str("\nshared: owned by a CRD or an APIService; nothing is steered for it\n");
+    }
+    out
 }
 
 /// All verbs of an ordinary resource are one star.
-fn verbs(verbs: &[String]) -> String {
+pub(super) fn verbs(verbs: &[String]) -> String {
     const ORDINARY: [&str; 8] = [
         "create",
         "delete",
@@ -414,31 +307,45 @@ pub(super) fn routes(routes: &Vec<Route>, page: Page) -> String {
     if routes.is_empty() {
         return "no server is known to serve that\n".to_owned();
     }
-    let rows: Vec<_> = routes
-        .iter()
-        .map(|it| {
-            let mut row = vec![
-                group_version(&it.group, &it.version),
-                with_subresource(&it.resource, it.subresource.as_ref()),
-                it.to.clone(),
-                it.because.clone(),
-            ];
-            if page.wide {
-                row.push(it.served_by.join(","));
-            }
-            row
-        })
-        .collect();
-    let heading = ["GROUP/VERSION", "RESOURCE", "TO", "BECAUSE", "SERVED BY"];
-    table(&heading[..if page.wide { 5 } else { 4 }], &rows, page)
+    if page.wide {
+        let rows: Vec<_> = routes
+            .iter()
+            .map(|it| {
+                vec![
+                    group_version(&it.group, &it.version),
+                    with_subresource(&it.resource, it.subresource.as_ref()),
+                    it.to.clone(),
+                    it.because.clone(),
+                    it.served_by.join(","),
+                ]
+            })
+            .collect();
+        let heading = ["GROUP/VERSION", "RESOURCE", "TO", "BECAUSE", "SERVED BY"];
+        return table(&heading, &rows, page);
+    }
+    let mut rows = Vec::new();
+    for group in
+        routes.chunk_by(|one, other| one.group == other.group && one.version == other.version)
+    {
+        rows.extend(
+            group
+                .first()
+                .map(|first| vec![group_version(&first.group, &first.version)]),
+        );
+        rows.extend(group.iter().map(|it| {
+            let resource = with_subresource(&it.resource, it.subresource.as_ref());
+            vec![format!("  {resource}"), it.to.clone(), it.because.clone()]
+        }));
+    }
+    table(&["GROUP/VERSION, RESOURCE", "TO", "BECAUSE"], &rows, page)
 }
 
 /// `mvp explain`.
 pub(super) fn explanation(it: &Explanation, page: Page) -> String {
-    let mut rows = vec![(
-        "request",
-        format!("{} {} ({})", it.method, it.path, it.class),
-    )];
+    let mut rows = vec![
+        ("method", it.method.clone()),
+        ("path", format!("{} ({})", it.path, it.class)),
+    ];
     if let Some(resource) = &it.resource {
         let verb = it.verb.as_deref().unwrap_or("(no verb)");
         rows.push((
@@ -463,7 +370,12 @@ pub(super) fn explanation(it: &Explanation, page: Page) -> String {
         } else {
             "if it fails"
         };
-        rows.push((name, format!("{}{status} ({})", step.to, step.because)));
+        let words = words::event(&step.because).or_else(|| words::event(&step.to));
+        let words = words.map_or_else(String::new, |it| format!(": {it}"));
+        rows.push((
+            name,
+            format!("{}{status} ({}){words}", step.to, step.because),
+        ));
     }
     let servers: Vec<_> = it
         .servers

@@ -277,7 +277,9 @@ fn no_mvp_is_one_clear_sentence() {
         .unwrap_err();
     let text = error.to_string();
     assert!(
-        text.starts_with("no mvp answers at ") && text.contains("mvp.sock"),
+        text.starts_with("no mvp answers at ")
+            && text.contains("mvp.sock")
+            && text.contains("is `mvp run` running"),
         "{text}"
     );
 }
@@ -334,4 +336,175 @@ fn a_name_from_the_api_cannot_command_the_terminal() {
     );
     assert!(!text.contains('\u{1b}'), "{text:?}");
     fits(&text);
+}
+
+/// Seven servers with long names and IPv6 addresses, and what differs between them.
+fn large() -> (Vec<Server>, Vec<admin::wire::Difference>) {
+    let id = |number: usize| format!("[fd00:1234:5678:9abc:def0:1234:5678:{number:04x}]:6443");
+    let servers = (0..7)
+        .map(|number| Server {
+            id: if number == 0 {
+                "local".to_owned()
+            } else {
+                id(number)
+            },
+            address: id(number),
+            name: Some(format!(
+                "control-plane-{number}.rack-17.eu-central-1.example.internal"
+            )),
+            version: Some("v1.36.0-rc.1+k3s.987654321".to_owned()),
+            health: "draining".to_owned(),
+            proof: "unproven".to_owned(),
+            membership: "listed".to_owned(),
+            catalogue: Some("stale".to_owned()),
+            age: Some(93_784),
+            resources: 1234,
+            latency_us: Some(1500),
+            trouble: Some("connection".to_owned()),
+            forgotten_in: None,
+        })
+        .collect();
+    let differences = (0..400)
+        .map(|number| admin::wire::Difference {
+            group: format!("a-rather-long-group-{}.example.internal", number / 10),
+            version: "v1alpha1".to_owned(),
+            resource: format!("averylongresourcenameindeed{number}s"),
+            subresource: (number % 3 == 0).then(|| "status".to_owned()),
+            verbs: ["get", "list", "watch"].map(ToOwned::to_owned).into(),
+            served_by: (1..7 - number % 5).map(id).collect(),
+            lacked_by: (7 - number % 5..7).map(id).collect(),
+            shared: number % 7 == 0,
+        })
+        .collect();
+    (servers, differences)
+}
+
+#[test]
+fn large_clusters_with_long_names_fit_eighty_columns_and_nothing_is_left_out() {
+    let (servers, differences) = large();
+    let text = show::peers(&servers, page());
+    fits(&text);
+    assert_eq!(
+        text.matches("internal").count(),
+        7,
+        "names are folded, not cut: {text}"
+    );
+    let text = show::skew(&differences, page());
+    fits(&text);
+    assert_eq!(
+        text.matches("a-rather-long-group-").count(),
+        40,
+        "a title for each"
+    );
+    assert!(
+        text.contains("not [fd00"),
+        "the shorter list is shown: {text}"
+    );
+    let wide = Page {
+        width: usize::MAX,
+        wide: true,
+        colour: false,
+    };
+    assert_eq!(
+        show::skew(&differences, wide).lines().count(),
+        401,
+        "one row a line"
+    );
+    let routes: Vec<_> = differences
+        .iter()
+        .map(|it| admin::wire::Route {
+            group: it.group.clone(),
+            version: it.version.clone(),
+            resource: it.resource.clone(),
+            subresource: it.subresource.clone(),
+            to: it.served_by.first().cloned().unwrap_or_default(),
+            because: "peer_serves".to_owned(),
+            served_by: it.served_by.clone(),
+        })
+        .collect();
+    fits(&show::routes(&routes, page()));
+}
+
+#[test]
+fn no_difference_is_one_sentence() {
+    assert_eq!(
+        show::skew(&Vec::new(), page()),
+        "all servers that were read serve the same\n"
+    );
+}
+
+#[test]
+fn colour_does_not_shift_columns() {
+    let (servers, _) = large();
+    let plain = show::peers(&servers, page());
+    let coloured = show::peers(
+        &servers,
+        Page {
+            colour: true,
+            ..page()
+        },
+    );
+    assert!(
+        coloured.contains("\u{1b}[33mdraining\u{1b}[0m"),
+        "{coloured}"
+    );
+    let mut stripped = coloured;
+    for code in ["\u{1b}[31m", "\u{1b}[32m", "\u{1b}[33m", "\u{1b}[0m"] {
+        stripped = stripped.replace(code, "");
+    }
+    assert_eq!(stripped, plain);
+}
+
+#[test]
+fn completions_and_man_pages_know_every_verb() {
+    let command = Cli::command();
+    let verbs: Vec<&str> = command
+        .get_subcommands()
+        .map(clap::Command::get_name)
+        .collect();
+    assert!(verbs.len() >= 12, "{verbs:?}");
+    for shell in clap_complete::Shell::value_variants() {
+        let mut script = Vec::new();
+        clap_complete::generate(*shell, &mut Cli::command(), "mvp", &mut script);
+        let script = String::from_utf8(script).unwrap();
+        for verb in &verbs {
+            assert!(script.contains(verb), "{shell} does not know {verb}");
+        }
+    }
+    let directory = tempfile::tempdir().unwrap();
+    clap_mangen::generate_to(Cli::command(), directory.path()).unwrap();
+    for verb in &verbs {
+        let page = std::fs::read_to_string(directory.path().join(format!("mvp-{verb}.1"))).unwrap();
+        assert!(page.contains(&format!(".TH mvp-{verb} 1")), "{page}");
+        assert!(page.contains(".SH SYNOPSIS"), "{page}");
+    }
+    let run = std::fs::read_to_string(directory.path().join("mvp-run.1")).unwrap();
+    assert!(run.contains("drain\\-timeout"), "{run}");
+}
+
+#[test]
+fn every_verb_and_flag_has_a_help_text_that_fits() {
+    let mut commands = vec![Cli::command()];
+    let mut seen = 0;
+    while let Some(mut command) = commands.pop() {
+        command.build();
+        for part in command.get_subcommands() {
+            assert!(part.get_about().is_some(), "{}", part.get_name());
+            commands.push(part.clone());
+        }
+        for argument in command.get_arguments() {
+            assert!(
+                argument.get_help().is_some(),
+                "{} {}",
+                command.get_name(),
+                argument.get_id()
+            );
+        }
+        let help = command.term_width(80).render_help().to_string();
+        for line in help.lines() {
+            assert!(line.chars().count() <= 80, "{line:?}");
+        }
+        seen += 1;
+    }
+    assert!(seen >= 12, "{seen}");
 }

@@ -9,7 +9,10 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::table::{Freshness, Health, Membership, Proof, Server, Table};
+use crate::{
+    metrics::begin,
+    table::{Freshness, Health, Membership, Proof, Server, Table},
+};
 
 /// Counters of `health`.
 #[derive(Clone, Debug, Default)]
@@ -34,6 +37,8 @@ struct Servers(Arc<Table>);
 
 impl Metrics {
     pub(super) fn register(&self, registry: &mut Registry, table: Arc<Table>) {
+        let results = ["proven", "refused", "undecided"];
+        begin(&self.proofs, results.map(|result| ProofLabels { result }));
         registry.register(
             "mvp_forwarding_proofs",
             "Proofs of identity forwarding that were tried",

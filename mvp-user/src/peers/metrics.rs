@@ -6,6 +6,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use crate::metrics::begin;
+
 /// Counters of `peers`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Metrics {
@@ -24,6 +26,8 @@ struct ErrorLabels {
 
 impl Metrics {
     pub(super) fn register(&self, registry: &mut Registry) {
+        let kinds = ["connection", "not_ready", "status", "document"];
+        begin(&self.errors, kinds.map(|r#type| ErrorLabels { r#type }));
         registry.register(
             "mvp_discovery_reads",
             "Complete reads of what a server serves",

@@ -1,8 +1,15 @@
 //! What `serve` counts.
 
-use std::io;
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use http::StatusCode;
+use http::{Method, StatusCode};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
@@ -13,23 +20,30 @@ use crate::{
     accept::RawReason,
     api::ServerId,
     identity::Reason,
+    metrics::begin,
     reply::{Refusal, Side},
     request_info::RequestInfo,
-    route::{Because, Outcome},
-    table::Server,
+    route::Outcome,
+    table::{Server, Table},
+    throttle::Throttle,
     tunnel::{self, Tally},
+};
+
+use super::{
+    recent::Kind,
+    traffic::{Families, Traffic},
 };
 
 /// All counts of this room; shared by the threads. What is counted at every request needs no look-up.
 #[derive(Debug)]
 pub struct Metrics {
-    requests: Family<RequestLabels, Counter>,
-    local: Answers,
-    peer: Answers,
+    traffic: Arc<Traffic>,
+    /// Lines that clients can provoke.
+    pub(super) lines: Lines,
     refused: Family<RefusedLabels, Counter>,
     certificates: Family<CertificateLabels, Counter>,
-    rerouted: Family<ReroutedLabels, Counter>,
-    peer_errors: Family<PeerErrorLabels, Counter>,
+    rerouted: Bounded<ReroutedLabels>,
+    peer_errors: Bounded<PeerErrorLabels>,
     again: Counter,
     raw: Family<RawLabels, Counter>,
     /// Tunnels that are open now: upgrades and raw connections.
@@ -40,14 +54,13 @@ pub struct Metrics {
     key_updates: Counter,
 }
 
-/// Answers by the first digit of their status: counters of one family.
+/// What bounds each line of the log that a client can provoke.
 #[derive(Debug)]
-struct Answers([Counter; 5]);
-
-#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
-struct RequestLabels {
-    server: &'static str,
-    code: &'static str,
+pub(super) struct Lines {
+    pub(super) certificate: Throttle,
+    pub(super) raw: Throttle,
+    pub(super) raw_closed: Throttle,
+    pub(super) rerouted: Throttle,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
@@ -91,26 +104,87 @@ struct WayLabels {
     way: &'static str,
 }
 
-const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+/// Stands for names that no server serves, and for those beyond [`MAX_SETS`].
+const OTHER: &str = "other";
+/// Sets of labels of one family that names resources. More than a cluster has; what comes beyond is counted together.
+const MAX_SETS: usize = 2000;
+
+/// The resource of a request, as labels: only names that the server serves, whatever a client asks for. (While local is
+/// away a peer is asked for everything, and a server that was not read for what nobody is known to serve.)
+struct Named {
+    group: String,
+    version: String,
+    resource: String,
+}
+
+impl Named {
+    fn of(table: &Table, info: &RequestInfo, server: &Server) -> Self {
+        let Some(asked) = info.resource() else {
+            return Self {
+                group: String::new(),
+                version: String::new(),
+                resource: String::new(),
+            };
+        };
+        let known = table.look(server.id, |it| it.resources.contains_key(&asked));
+        let name = |text: &str| if known == Some(true) { text } else { OTHER }.to_owned();
+        Self {
+            group: name(asked.group),
+            version: name(asked.version),
+            resource: name(asked.resource),
+        }
+    }
+}
+
+/// A family whose labels name resources: bounded, because resources come and go with CRDs for years.
+#[derive(Debug)]
+struct Bounded<L> {
+    family: Family<L, Counter>,
+    sets: AtomicUsize,
+}
+
+impl<L: Clone + std::hash::Hash + Eq> Bounded<L> {
+    fn new() -> Self {
+        Self {
+            family: Family::default(),
+            sets: AtomicUsize::new(0),
+        }
+    }
+
+    /// Counts in `labels`, or in `other` if the family is full.
+    fn count(&self, labels: &L, other: &L) {
+        if let Some(counter) = self.family.get(labels) {
+            counter.inc();
+            return;
+        }
+        let full = self.sets.fetch_add(1, Ordering::Relaxed) >= MAX_SETS;
+        self.family
+            .get_or_create(if full { other } else { labels })
+            .inc();
+    }
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self {
+            certificate: Throttle::new(10, 1),
+            raw: Throttle::new(20, 5),
+            raw_closed: Throttle::new(20, 5),
+            // One line per rerouted request is promised; a flood of them is not.
+            rerouted: Throttle::new(500, 100),
+        }
+    }
+}
 
 impl Default for Metrics {
     fn default() -> Self {
-        let requests = Family::<RequestLabels, Counter>::default();
-        let answers = |server| {
-            Answers(CLASSES.map(|code| {
-                requests
-                    .get_or_create(&RequestLabels { server, code })
-                    .clone()
-            }))
-        };
-        Self {
-            local: answers("local"),
-            peer: answers("peer"),
-            requests,
+        let metrics = Self {
+            traffic: Arc::default(),
+            lines: Lines::default(),
             refused: Family::default(),
             certificates: Family::default(),
-            rerouted: Family::default(),
-            peer_errors: Family::default(),
+            rerouted: Bounded::new(),
+            peer_errors: Bounded::new(),
             again: Counter::default(),
             raw: Family::default(),
             tunnels: Gauge::default(),
@@ -118,6 +192,44 @@ impl Default for Metrics {
             bytes_down: Family::default(),
             in_kernel: Counter::default(),
             key_updates: Counter::default(),
+        };
+        begin(&metrics.refused, Refusal::ALL.map(RefusedLabels::of));
+        let certificate = |reason: Reason| CertificateLabels {
+            reason: reason.as_str(),
+        };
+        begin(&metrics.certificates, Reason::ALL.map(certificate));
+        for why in [RawReason::Loopback, RawReason::Direct] {
+            begin(&metrics.raw, [true, false].map(|it| RawLabels::of(why, it)));
+        }
+        for family in [&metrics.bytes_up, &metrics.bytes_down] {
+            begin(family, ["spliced", "copied"].map(|way| WayLabels { way }));
+        }
+        metrics
+    }
+}
+
+impl RefusedLabels {
+    const fn of(why: Refusal) -> Self {
+        Self {
+            reason: why.as_str(),
+            side: match why.side() {
+                Side::Client => "client",
+                Side::Local => "local",
+                Side::Peer => "peer",
+                Side::Proxy => "proxy",
+            },
+        }
+    }
+}
+
+impl RawLabels {
+    const fn of(why: RawReason, connected: bool) -> Self {
+        Self {
+            why: match why {
+                RawReason::Loopback => "loopback",
+                RawReason::Direct => "direct",
+            },
+            result: if connected { "joined" } else { "local_down" },
         }
     }
 }
@@ -133,11 +245,7 @@ impl Metrics {
 
     /// Publishes them.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "mvp_requests",
-            "Requests answered by a kube-apiserver",
-            self.requests.clone(),
-        );
+        registry.register_collector(Box::new(Families(Arc::clone(&self.traffic))));
         registry.register(
             "mvp_refused",
             "Requests answered by mvp itself",
@@ -150,13 +258,13 @@ impl Metrics {
         );
         registry.register(
             "apiserver_rerouted_request",
-            "Requests answered by a peer",
-            self.rerouted.clone(),
+            "Requests about a resource that were answered by a peer",
+            self.rerouted.family.clone(),
         );
         registry.register(
             "apiserver_peer_proxy_errors",
             "Attempts at a peer that failed",
-            self.peer_errors.clone(),
+            self.peer_errors.family.clone(),
         );
         registry.register(
             "mvp_sent_again",
@@ -174,13 +282,13 @@ impl Metrics {
             self.tunnels.clone(),
         );
         registry.register(
-            "mvp_tunnel_bytes_up",
-            "Bytes tunnelled from clients",
+            "mvp_tunnel_up_bytes",
+            "Bytes tunnelled from clients, inside the kernel (spliced) or through memory (copied)",
             self.bytes_up.clone(),
         );
         registry.register(
-            "mvp_tunnel_bytes_down",
-            "Bytes tunnelled to clients",
+            "mvp_tunnel_down_bytes",
+            "Bytes tunnelled to clients, inside the kernel (spliced) or through memory (copied)",
             self.bytes_down.clone(),
         );
         registry.register(
@@ -195,46 +303,82 @@ impl Metrics {
         );
     }
 
+    /// How much goes where, for those who look.
+    pub fn traffic(&self) -> Arc<Traffic> {
+        Arc::clone(&self.traffic)
+    }
+
+    /// Makes families appear that have no sample before something happens to a resource.
+    #[cfg(test)]
+    pub(crate) fn show_all(&self, table: &Table) {
+        let address = ([10, 0, 0, 2], 6443).into();
+        let peer = Server::new(ServerId::Peer(address), address);
+        let uri = http::Uri::from_static("/apis/apps/v1/deployments");
+        let Ok(info) = RequestInfo::parse(&Method::GET, &uri) else {
+            return;
+        };
+        self.answered(table, &info, &peer, StatusCode::OK, Duration::ZERO);
+        self.failed(table, &info, &peer, Outcome::Unreachable);
+    }
+
     pub(super) fn answered(
         &self,
+        table: &Table,
         info: &RequestInfo,
         server: &Server,
         status: StatusCode,
-        because: Because,
+        took: Duration,
     ) {
-        let counts = match server.id {
-            ServerId::Local => &self.local,
-            ServerId::Peer(_) => &self.peer,
-        };
-        let class = usize::from(status.as_u16() / 100).saturating_sub(1);
-        if let Some(counter) = counts.0.get(class) {
-            counter.inc();
-        }
+        self.traffic.note(server.id, status, took);
         if server.id != ServerId::Local && info.resource().is_some() {
-            let [group, version, resource] = names(info, because);
-            self.rerouted
-                .get_or_create(&ReroutedLabels {
+            let Named {
+                group,
+                version,
+                resource,
+            } = Named::of(table, info, server);
+            self.rerouted.count(
+                &ReroutedLabels {
                     code: status.as_u16(),
                     group,
                     version,
                     resource,
-                })
-                .inc();
+                },
+                &ReroutedLabels {
+                    code: status.as_u16(),
+                    group: OTHER.to_owned(),
+                    version: OTHER.to_owned(),
+                    resource: OTHER.to_owned(),
+                },
+            );
         }
     }
 
-    pub(super) fn refused(&self, why: Refusal) {
-        self.refused
-            .get_or_create(&RefusedLabels {
-                reason: why.as_str(),
-                side: match why.side() {
-                    Side::Client => "client",
-                    Side::Local => "local",
-                    Side::Peer => "peer",
-                    Side::Proxy => "proxy",
-                },
-            })
-            .inc();
+    pub(super) fn rerouted(
+        &self,
+        method: &Method,
+        info: &RequestInfo,
+        server: &Server,
+        why: &'static str,
+        status: StatusCode,
+    ) {
+        self.traffic.recent.rerouted(Kind {
+            method,
+            info: Some(info),
+            server: Some(server.id),
+            why,
+            status: status.as_u16(),
+        });
+    }
+
+    pub(super) fn refused(&self, method: &Method, info: Option<&RequestInfo>, why: Refusal) {
+        self.traffic.recent.refused(Kind {
+            method,
+            info,
+            server: None,
+            why: why.as_str(),
+            status: why.status().as_u16(),
+        });
+        self.refused.get_or_create(&RefusedLabels::of(why)).inc();
     }
 
     pub(super) fn certificate(&self, reason: Reason) {
@@ -247,28 +391,39 @@ impl Metrics {
 
     pub(super) fn failed(
         &self,
+        table: &Table,
         info: &RequestInfo,
         server: &Server,
         outcome: Outcome,
-        because: Because,
     ) {
         if server.id == ServerId::Local {
             return;
         }
-        let [group, version, resource] = names(info, because);
-        self.peer_errors
-            .get_or_create(&PeerErrorLabels {
-                r#type: match outcome {
-                    Outcome::Unprocessed => "unprocessed",
-                    Outcome::Unreachable => "proxy_transport",
-                    Outcome::NotFound => "not_found",
-                    Outcome::Refused => "forwarding_refused",
-                },
+        let r#type = match outcome {
+            Outcome::Unprocessed => "unprocessed",
+            Outcome::Unreachable => "proxy_transport",
+            Outcome::NotFound => "not_found",
+            Outcome::Refused => "forwarding_refused",
+        };
+        let Named {
+            group,
+            version,
+            resource,
+        } = Named::of(table, info, server);
+        self.peer_errors.count(
+            &PeerErrorLabels {
+                r#type,
                 group,
                 version,
                 resource,
-            })
-            .inc();
+            },
+            &PeerErrorLabels {
+                r#type,
+                group: OTHER.to_owned(),
+                version: OTHER.to_owned(),
+                resource: OTHER.to_owned(),
+            },
+        );
     }
 
     pub(super) fn again(&self) {
@@ -276,15 +431,7 @@ impl Metrics {
     }
 
     pub(super) fn raw(&self, why: RawReason, connected: bool) {
-        self.raw
-            .get_or_create(&RawLabels {
-                why: match why {
-                    RawReason::Loopback => "loopback",
-                    RawReason::Direct => "direct",
-                },
-                result: if connected { "joined" } else { "local_down" },
-            })
-            .inc();
+        self.raw.get_or_create(&RawLabels::of(why, connected)).inc();
     }
 
     pub(super) fn tunnelled(&self, tally: &Tally, end: &io::Result<()>) {
@@ -302,49 +449,5 @@ impl Metrics {
     }
 }
 
-/// Labels for a resource: those of one that a catalogue has. A peer that stands in for local is sent whatever clients,
-/// unknown ones too, think of: labels of their making would grow without bound.
-fn names(info: &RequestInfo, because: Because) -> [String; 3] {
-    let known = matches!(
-        because,
-        Because::AuthorityServes | Because::PeerServes | Because::LastResort
-    );
-    match info.resource().filter(|_| known) {
-        Some(it) => [it.group.into(), it.version.into(), it.resource.into()],
-        None => Default::default(),
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use http::Method;
-
-    use super::*;
-
-    #[test]
-    fn labels_are_never_of_a_clients_making() {
-        let metrics = Metrics::default();
-        let address = "10.0.0.2:6443".parse().unwrap();
-        let peer = Server::new(ServerId::Peer(address), address);
-        let ask = |path: &str| RequestInfo::parse(&Method::GET, &path.parse().unwrap()).unwrap();
-        for number in 0..100 {
-            // Anybody's, while local is down: the peer says 403 before it looks whether there is such a resource.
-            let info = ask(&format!("/apis/g{number}/v1/things"));
-            metrics.answered(&info, &peer, StatusCode::FORBIDDEN, Because::NobodyServes);
-            metrics.failed(&info, &peer, Outcome::Unreachable, Because::AuthorityUnread);
-        }
-        let jobs = ask("/apis/batch/v1/jobs");
-        metrics.answered(&jobs, &peer, StatusCode::OK, Because::PeerServes);
-        let mut registry = Registry::default();
-        metrics.register(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        let lines = |family: &str| text.lines().filter(|it| it.starts_with(family)).count();
-        assert_eq!(lines("apiserver_rerouted_request_total{"), 2, "{text}");
-        assert_eq!(lines("apiserver_peer_proxy_errors_total{"), 1, "{text}");
-        assert!(
-            text.contains("group=\"batch\",version=\"v1\",resource=\"jobs\"} 1"),
-            "{text}"
-        );
-    }
-}
+mod tests;

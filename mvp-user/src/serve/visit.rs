@@ -9,7 +9,7 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use super::{Joint, Thread, conn::MAX_HEADERS};
 use crate::{
@@ -21,12 +21,11 @@ use crate::{
     reply::{self, Refusal},
     request_info::RequestInfo,
     route::{Asker, AskerKind, Decision, To},
+    table::Server,
+    throttle,
     tls::Presenting,
     upstream::{Lane, Pair},
 };
-
-/// Characters of a long path that are logged.
-const LOGGED_PATH: usize = 512;
 
 /// One client connection whose TLS ends here.
 pub(super) struct Visit {
@@ -58,19 +57,7 @@ pub(super) struct Ask {
     pub(super) presenting: Presenting,
     /// The client's side of an upgrade.
     pub(super) client: Option<OnUpgrade>,
-    /// The answer has no body.
-    pub(super) head: bool,
-}
-
-/// The part of a path that is logged: it may have 64 KiB, and needs no credentials to get there.
-fn logged(path: &str) -> &str {
-    if path.len() <= LOGGED_PATH {
-        return path;
-    }
-    path.char_indices()
-        .nth(LOGGED_PATH)
-        .and_then(|(end, _)| path.get(..end))
-        .unwrap_or(path)
+    pub(super) method: Method,
 }
 
 impl Visit {
@@ -94,8 +81,8 @@ impl Visit {
     /// Reads a request twice (who asks, and for what) and cleans it; or the refusal it deserves.
     pub(super) fn ask(&self, mut request: Request<Incoming>) -> Result<Ask, Box<Response<Body>>> {
         self.answers.set(self.answers.get() + 1);
-        let head = *request.method() == Method::HEAD;
-        let refuse = |why| Box::new(self.refuse(head, why));
+        let method = request.method().clone();
+        let refuse = |why| Box::new(self.refuse(&method, why));
         if self.h2 && is_too_large(request.headers()) {
             return Err(refuse(Refusal::HeadersTooLarge));
         }
@@ -118,7 +105,7 @@ impl Visit {
             lane,
             presenting,
             client,
-            head,
+            method,
         })
     }
 
@@ -137,13 +124,17 @@ impl Visit {
                     && let Some(reason) = presented.fault()
                 {
                     shared.metrics.certificate(reason);
-                    tracing::info!(
-                        client = %self.client,
-                        reason = reason.as_str(),
-                        subject = ?presented.subject(),
-                        token = matches!(caller, Caller::Token),
-                        "Certificate without identity"
-                    );
+                    if let Some(left_out) = shared.metrics.lines.certificate.admit() {
+                        let subject = presented.subject();
+                        tracing::info!(
+                            client = %self.client,
+                            reason = reason.as_str(),
+                            subject = throttle::short(&subject),
+                            token = matches!(caller, Caller::Token),
+                            left_out,
+                            "Certificate without identity"
+                        );
+                    }
                 }
                 caller
             }
@@ -191,19 +182,24 @@ impl Visit {
     }
 
     /// A refusal before anything was decided.
-    fn refuse(&self, head: bool, why: Refusal) -> Response<Body> {
+    fn refuse(&self, method: &Method, why: Refusal) -> Response<Body> {
         tracing::debug!(client = %self.client, why = why.as_str(), "Refused");
         if why == Refusal::Unauthorized {
             // As kube-apiserver after a 401 over HTTP/2.
             self.farewell.notify_one();
         }
-        self.refused(head, why)
+        self.refused(method, None, why)
     }
 
-    pub(super) fn refused(&self, head: bool, why: Refusal) -> Response<Body> {
-        self.thread.shared.metrics.refused(why);
+    pub(super) fn refused(
+        &self,
+        method: &Method,
+        info: Option<&RequestInfo>,
+        why: Refusal,
+    ) -> Response<Body> {
+        self.thread.shared.metrics.refused(method, info, why);
         let mut answer = reply::refuse(why);
-        if head {
+        if *method == Method::HEAD {
             *answer.body_mut() = Body::Empty;
         }
         if why == Refusal::ForwardingRefused {
@@ -216,6 +212,21 @@ impl Visit {
             }
         }
         answer
+    }
+
+    /// Counts what a server answered.
+    pub(super) fn answered(
+        &self,
+        ask: &Ask,
+        server: &Server,
+        answer: &Response<Body>,
+        began: Instant,
+    ) {
+        let shared = &self.thread.shared;
+        let (status, took) = (answer.status(), began.elapsed());
+        shared
+            .metrics
+            .answered(&shared.table, &ask.info, server, status, took);
     }
 
     /// Logs, and ends what kube-apiserver would end.
@@ -231,10 +242,14 @@ impl Visit {
         }
         let because = decision.because.as_str();
         let verb = info.verb().as_str();
-        let path = logged(info.path());
+        let path = throttle::short(info.path());
         match &decision.to {
             To::Server(server) if server.id != ServerId::Local => {
-                tracing::info!(client = %self.client, verb, path, server = %server.id, because, status = status.as_u16(), "Rerouted");
+                let metrics = &self.thread.shared.metrics;
+                metrics.rerouted(&ask.method, info, server, because, status);
+                if let Some(left_out) = metrics.lines.rerouted.admit() {
+                    tracing::info!(client = %self.client, verb, path, server = %server.id, because, status = status.as_u16(), left_out, "Rerouted");
+                }
             }
             to => {
                 tracing::debug!(client = %self.client, verb, path, ?to, because, status = status.as_u16(), "Answered");

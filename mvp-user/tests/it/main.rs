@@ -25,6 +25,8 @@ mod forwarding;
 mod lanes;
 mod learning;
 mod memory;
+mod node;
+mod page;
 mod plane;
 mod road;
 mod streaming;

@@ -469,3 +469,42 @@ async fn two_mvps_with_wrong_tables_show_no_server_a_request_twice() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_trace_goes_through_untouched_on_every_way() {
+    let pki = ClusterPki::new().unwrap();
+    let (old, new) = old_and_new(&pki).await;
+    let plane = Plane::live(&pki, old.address(), &[new.address()], |_| {}).await;
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let state = "vendor=x,other=y";
+    let headers = [
+        ("traceparent", trace),
+        ("tracestate", state),
+        ("baggage", "k=v"),
+    ];
+    for client in [
+        admin(&pki, true),
+        admin(&pki, false),
+        token(&pki, "secret", true),
+    ] {
+        for path in [PODS, NEW, "/apis"] {
+            let answer = client
+                .once_with(plane.address, "GET", path, &headers, "")
+                .await;
+            assert_eq!(answer.unwrap().status, 200, "{path}");
+        }
+    }
+    for (server, path) in [(&old, PODS), (&new, NEW), (&old, "/apis")] {
+        let requests = server.requests();
+        let traced: Vec<_> = requests
+            .iter()
+            .filter(|it| it.path() == path && !it.header("traceparent").is_empty())
+            .collect();
+        assert_eq!(traced.len(), 3, "{path}");
+        for request in traced {
+            for (name, value) in headers {
+                assert_eq!(request.header(name), [value], "{path}");
+            }
+        }
+    }
+}
