@@ -145,14 +145,15 @@ async fn converse(
             .to_bytes();
         Ok((status, body))
     };
-    // The connection must be driven while the answer is awaited; it ends by itself afterwards.
+    // The connection must be driven while the answer is awaited. It may end first, with the answer whole.
+    let mut answer = std::pin::pin!(answer);
     let (status, body) = tokio::select! {
         biased;
-        answer = answer => answer?,
-        ended = connection => return Err(match ended {
-            Ok(()) => ClientError::Broken("closed".to_owned()),
-            Err(error) => broken(&error),
-        }),
+        answer = answer.as_mut() => answer?,
+        ended = connection => match ended {
+            Ok(()) => answer.await?,
+            Err(error) => return Err(broken(&error)),
+        },
     };
     if status.is_success() {
         return Ok(body);

@@ -94,12 +94,17 @@ fn fold(text: &str, width: usize) -> Vec<String> {
     pieces
 }
 
-/// Names come from the API: nothing in them may reach the terminal as a command.
-fn clean(letter: char) -> char {
-    if letter.is_control() {
-        '\u{fffd}'
-    } else {
-        letter
+/// Names come from the API: nothing in them may reach the terminal as a command, or turn the text around them.
+pub(super) const fn clean(letter: char) -> char {
+    match letter {
+        '\u{0}'..='\u{1f}'
+        | '\u{7f}'..='\u{9f}'
+        | '\u{61c}'
+        | '\u{200e}'
+        | '\u{200f}'
+        | '\u{2028}'..='\u{202e}'
+        | '\u{2066}'..='\u{2069}' => '\u{fffd}',
+        _ => letter,
     }
 }
 

@@ -34,7 +34,7 @@ use tokio::{
 
 use super::{
     client::{self, ClientError},
-    print,
+    print, table,
 };
 use crate::admin::wire::Overview;
 
@@ -183,7 +183,9 @@ impl Knowledge {
     async fn ask(&mut self) -> Result<(), ClientError> {
         let socket = client::socket(self.socket.as_deref());
         let text = client::get(&socket, "/v1/overview", WITHIN).await?;
-        let overview: Overview = serde_json::from_slice(&text).map_err(ClientError::Answer)?;
+        let mut answer = serde_json::from_slice(&text).map_err(ClientError::Answer)?;
+        clean(&mut answer);
+        let overview: Overview = serde_json::from_value(answer).map_err(ClientError::Answer)?;
         let now = Instant::now();
         self.history.look(now, &overview);
         self.last = Some((overview, now, SystemTime::now()));
@@ -213,6 +215,26 @@ impl Knowledge {
                 .map(|Section { id, html }| (id, html.into()))
                 .collect(),
         }
+    }
+}
+
+/// Takes out of every text what would turn or break the text around it; markup is escaped where it is shown.
+fn clean(value: &mut serde_json::Value) {
+    use serde_json::Value;
+    match value {
+        Value::String(text) => *text = text.chars().map(table::clean).collect(),
+        Value::Array(values) => values.iter_mut().for_each(clean),
+        Value::Object(members) => {
+            let cleaned = std::mem::take(members)
+                .into_iter()
+                .map(|(name, mut value)| {
+                    clean(&mut value);
+                    (name.chars().map(table::clean).collect(), value)
+                })
+                .collect();
+            *members = cleaned;
+        }
+        _ => {}
     }
 }
 

@@ -234,6 +234,15 @@ fn the_policy_names_what_the_page_has_and_nothing_else() {
 }
 
 #[test]
+fn no_name_turns_the_text_around_it() {
+    let mut value =
+        serde_json::json!({ "a\u{202e}": ["b\u{2066}c\r\n", 1], "d": { "e": "jürgen" } });
+    clean(&mut value);
+    let wanted = serde_json::json!({ "a\u{fffd}": ["b\u{fffd}c\u{fffd}\u{fffd}", 1], "d": { "e": "jürgen" } });
+    assert_eq!(value, wanted);
+}
+
+#[test]
 fn only_loopback_can_be_listened_at() {
     for (text, wanted) in [
         ("0", "127.0.0.1:0"),

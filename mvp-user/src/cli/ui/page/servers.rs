@@ -7,6 +7,7 @@ use crate::{
     admin::wire::Server,
     cli::{
         show::age,
+        table::cut,
         words::{count, seconds},
     },
 };
@@ -37,7 +38,7 @@ pub(super) fn table(servers: &[Server], keys: &Keys<'_>) -> Markup {
                         }
                         td data-label="Version" class="mono" {
                             @match &server.version {
-                                Some(version) => (version),
+                                Some(version) => (cut(version, 32)),
                                 None => span class="muted" { "unknown" },
                             }
                         }
