@@ -360,7 +360,9 @@ fn answer(verb: Verb) -> Result<ExitCode, ClientError> {
             Ok(print(&String::from_utf8_lossy(&script)))
         }
         Verb::Man { directory } => {
-            clap_mangen::generate_to(Cli::command(), directory).map_err(ClientError::Man)?;
+            std::fs::create_dir_all(&directory)
+                .and_then(|()| clap_mangen::generate_to(Cli::command(), &directory))
+                .map_err(|error| ClientError::Man { directory, error })?;
             Ok(ExitCode::SUCCESS)
         }
     }

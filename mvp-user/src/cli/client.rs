@@ -47,8 +47,13 @@ pub(super) enum ClientError {
     #[error("mvp did not answer within {} s", .0.as_secs())]
     TimedOut(Duration),
     /// Man pages.
-    #[error("cannot write man pages: {0}")]
-    Man(io::Error),
+    #[error("cannot write man pages into {}: {error}", directory.display())]
+    Man {
+        /// Where to.
+        directory: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
     /// The status page's address cannot be had.
     #[error("--listen {address}: {error}")]
     Listen {
