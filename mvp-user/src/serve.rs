@@ -244,7 +244,7 @@ impl Visit {
         if mine {
             return Ok(shared.self_check.answer(&decide(&ask, &evidence)));
         }
-        let mut unknown = None; // the last answer that may be a false 404
+        let mut unknown: Option<(Arc<Server>, _)> = None; // the last answer that may be a false 404
         let mut words = None; // a server's own reason for not answering
         let (decision, outcome) = loop {
             let decision = decide(&ask, &evidence); // where, and why

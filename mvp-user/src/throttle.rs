@@ -78,7 +78,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(flood(10), [97, 0]);
         // However long it was quiet, no more than the burst comes at once.
-        tokio::time::advance(Duration::from_secs(3600)).await;
+        tokio::time::advance(Duration::from_hours(1)).await;
         assert_eq!(flood(10), [8, 0, 0]);
     }
 }

@@ -473,7 +473,9 @@ type Catalogues = Vec<(String, Arc<Catalogue>)>;
 
 /// The last differences, and of what they are.
 #[derive(Default)]
-pub(super) struct Remembered(Mutex<Option<(Catalogues, Arc<SharedGroups>, Arc<[Difference]>)>>);
+pub(super) struct Remembered(Mutex<Option<Compared>>);
+
+type Compared = (Catalogues, Arc<SharedGroups>, Arc<[Difference]>);
 
 fn catalogues(table: &Table) -> Catalogues {
     let members = table.members();

@@ -25,6 +25,7 @@ const FOREIGN: &[&str] = &[
     "endpoint-reconciler-type",
     "bind-address",
     "request-timeout",
+    "tracing-config-file",
     // kubectl's and docker's
     "raw",
     "validate",

@@ -6,6 +6,7 @@
 
 use std::{
     convert::Infallible,
+    fmt::Write as _,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
@@ -81,7 +82,7 @@ fn loopback(text: &str) -> Result<SocketAddr, String> {
         Err(_) => text
             .replace("localhost:", "127.0.0.1:")
             .parse::<SocketAddr>()
-            .map_err(|_| "a port, or ADDR:PORT, is wanted".to_owned())?,
+            .map_err(|_neither| "a port, or ADDR:PORT, is wanted".to_owned())?,
     };
     let ip: IpAddr = address.ip().to_canonical();
     if ip.is_loopback() {
@@ -325,7 +326,7 @@ impl Site {
             .sections
             .iter()
             .map(|(id, html)| Section {
-                id: *id,
+                id,
                 html: html.to_string(),
             })
             .collect();
@@ -333,6 +334,10 @@ impl Site {
         respond(StatusCode::OK, "text/html; charset=utf-8", text)
     }
 
+    #[expect(
+        clippy::significant_drop_tightening,
+        reason = "the slot goes with the stream"
+    )]
     fn events(&self) -> Result<Response<Body>, Refused> {
         let slot = Arc::clone(&self.watchers).try_acquire_owned();
         let watcher = Watcher {
@@ -442,7 +447,8 @@ fn events(before: Option<&View>, now: &View) -> String {
         });
         if !known {
             let data = serde_json::json!({ "id": id, "html": &**html });
-            text.push_str(&format!("event: section\ndata: {data}\n\n"));
+            // Writing to a String cannot fail.
+            write!(text, "event: section\ndata: {data}\n\n").unwrap_or_default();
         }
     }
     text

@@ -89,10 +89,11 @@ pub(super) fn event(word: &str) -> Option<&'static str> {
         "busy" => "no room upstream",
         "peer_serves" => "local does not serve it",
         "discovery_by_peer" => "local does not know the group",
-        "authority_serves" => "it answers while local is away",
         "last_resort" => "only it has it",
         "nobody_serves" => "nobody is known to have it",
-        "discovery" | "non_resource" | "authority_unread" => "it answers while local is away",
+        "authority_serves" | "authority_unread" | "discovery" | "non_resource" => {
+            "it answers while local is away"
+        }
         _ => return None,
     })
 }
