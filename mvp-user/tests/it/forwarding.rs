@@ -62,7 +62,10 @@ async fn raw(client: &bench::client::Client, to: std::net::SocketAddr, bytes: &[
     io.flush().await.unwrap();
     let mut answer = Vec::new();
     let mut buffer = [0; 4096];
-    while let Ok(Ok(read)) = timeout(Duration::from_millis(300), io.read(&mut buffer)).await {
+    // The first byte takes as long as a busy machine needs; then silence is the end.
+    let mut patience = Duration::from_secs(10);
+    while let Ok(Ok(read)) = timeout(patience, io.read(&mut buffer)).await {
+        patience = Duration::from_millis(300);
         if read == 0 {
             answer.extend_from_slice(b"<closed>");
             break;

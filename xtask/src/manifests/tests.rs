@@ -129,12 +129,11 @@ fn the_daemon_set_is_made_for_a_control_plane_node() {
         assert_eq!(security["allowPrivilegeEscalation"], false);
         assert!(security.get("privileged").is_none());
         assert_eq!(security["capabilities"]["drop"], json!(["ALL"]));
-        let bpf = if values["oldKernel"] == true {
-            "SYS_ADMIN"
-        } else {
-            "BPF"
-        };
-        assert_eq!(security["capabilities"]["add"], json!([bpf, "NET_ADMIN"]));
+        let mut needs = vec!["BPF", "NET_ADMIN"];
+        if values["oldKernel"] == true {
+            needs.push("SYS_RESOURCE");
+        }
+        assert_eq!(security["capabilities"]["add"], json!(needs));
         assert_eq!(security["seccompProfile"]["type"], values["seccompProfile"]);
         for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
             let command = container[probe]["exec"]["command"].as_array().unwrap();
