@@ -67,7 +67,7 @@ const MODULES: &[&str] = &[
 
 /// The short form: one file of steering tests, what an attachment needs, and tunnels.
 const SHORT: [&[&str]; 2] = [
-    &["choice::", "two_capabilities"],
+    &["choice::", "two_capabilities", "--skip", "life::"],
     &[
         "splice::",
         "tunnel::",
