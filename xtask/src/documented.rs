@@ -101,7 +101,7 @@ fn every_command_of_the_documents_is_understood() {
                 }
                 [
                     "mvp" | "kubectl" | "helm" | "docker" | "systemctl" | "install" | "cat"
-                    | "curl" | "cargo" | "apt-get" | "sysctl",
+                    | "curl" | "cargo" | "apt-get" | "sysctl" | "ssh",
                     ..,
                 ] => {}
                 _ => panic!("{}: what does {command:?} run?", path.display()),

@@ -158,7 +158,11 @@ fn every_flag_of_the_documents_exists() {
     }
     let mut seen = 0;
     for (name, text) in documents() {
-        for span in spans(&text) {
+        // xtask looks after its own commands.
+        for span in spans(&text)
+            .iter()
+            .filter(|span| !span.starts_with("cargo "))
+        {
             for word in span
                 .split_whitespace()
                 .filter_map(|word| word.strip_prefix("--"))
