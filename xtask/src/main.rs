@@ -19,6 +19,7 @@ mod order;
 mod setup;
 mod sh;
 mod test;
+mod totals;
 mod vm;
 
 use std::process::ExitCode;

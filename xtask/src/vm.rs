@@ -23,7 +23,7 @@ use clap::Args;
 use crate::{
     setup,
     sh::{capture, cargo, has, target},
-    test::Totals,
+    totals::Totals,
 };
 
 /// Options of `cargo xtask vm-test`.

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::cpio::Archive;
-use crate::{sh::capture, test::Totals};
+use crate::{sh::capture, totals::Totals};
 
 /// An initramfs being filled.
 #[derive(Debug)]
