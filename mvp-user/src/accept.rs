@@ -18,7 +18,7 @@ use tokio_rustls::{StartHandshake, server::TlsStream};
 
 use crate::{
     table::Table,
-    tls::{Tls, Wire},
+    tls::{RecordStream, Tls},
 };
 
 mod hello;
@@ -80,7 +80,7 @@ pub enum Connection {
 #[derive(Debug)]
 pub struct TlsConnection {
     /// The stream.
-    pub io: TlsStream<Wire>,
+    pub io: TlsStream<RecordStream>,
     /// The client; never an IPv4-mapped address.
     pub peer: SocketAddr,
     /// The address that the client reached; never an IPv4-mapped one.
@@ -278,7 +278,7 @@ impl Acceptor {
             }
             Verdict::Terminate { decided } => decided,
         };
-        let stream = Wire::after(stream, &head);
+        let stream = RecordStream::after(stream, &head);
         drop(head);
         let config = self.tls.current().server_for(local.ip(), sni.as_deref());
         let handshake = StartHandshake::from_parts(accepted, stream).into_stream(config);

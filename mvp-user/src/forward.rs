@@ -190,11 +190,13 @@ impl Outbound {
             && (self.proxied || !recognise::is_suspect(status))
     }
 
-    /// The answer came: the body will not be sent again.
-    fn done(&self) {
+    /// The answer is the client's: the body will not be sent again.
+    fn relay(&self, mut answer: Response<Body>) -> Attempt {
         if let Source::Kept(keeper) = &self.body {
             keeper.release();
         }
+        clean_answer(&mut answer);
+        Attempt::Answer(answer)
     }
 }
 
@@ -269,11 +271,7 @@ impl Forward {
     ) -> Attempt {
         self.count(server.id);
         match self.pool.send(server, lane, request).await {
-            Ok(mut answer) if outbound.is_plain(answer.status()) => {
-                outbound.done();
-                clean_answer(&mut answer);
-                Attempt::Answer(answer)
-            }
+            Ok(answer) if outbound.is_plain(answer.status()) => outbound.relay(answer),
             // Boxed because it is rare, and would make every stream's task larger.
             Ok(answer) => Box::pin(self.judge(server, info, outbound, answer)).await,
             Err(error) => self.failed(server, outbound, &error),
@@ -340,9 +338,7 @@ impl Forward {
                 }
             }
         }
-        outbound.done();
-        clean_answer(&mut answer);
-        Attempt::Answer(answer)
+        outbound.relay(answer)
     }
 
     /// What the failure proves, and what may be tried next (design 5.2).

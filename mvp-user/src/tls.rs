@@ -24,16 +24,16 @@ mod files;
 #[cfg(test)]
 pub(crate) mod fixtures;
 mod parts;
+mod records;
 mod server;
 mod suites;
 #[cfg(test)]
 mod tests;
 mod watcher;
-mod wire;
 
 pub use anchors::{Anchors, Authorities, Limits};
 pub use files::{CertificateInfo, Fault, TlsError};
-pub use wire::Wire;
+pub use records::RecordStream;
 
 use client::Clients;
 use parts::Parts;

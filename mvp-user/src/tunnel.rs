@@ -19,7 +19,7 @@ use crate::{
     accept::Watched,
     config::Ktls,
     splice::{self, Count, KeyUpdate, Way},
-    tls::Wire,
+    tls::RecordStream,
 };
 
 mod ktls;
@@ -46,9 +46,9 @@ pub enum Io {
     /// TCP.
     Plain(TcpStream),
     /// A client's TLS connection.
-    Client(Box<server::TlsStream<Wire>>),
+    Client(Box<server::TlsStream<RecordStream>>),
     /// TLS towards an API server.
-    Upstream(Box<client::TlsStream<Wire>>),
+    Upstream(Box<client::TlsStream<RecordStream>>),
 }
 
 /// How many bytes went each way.
@@ -101,7 +101,7 @@ impl Half {
     /// The API server's connection after a 101.
     pub fn upstream(upgraded: Upgraded) -> io::Result<Self> {
         let parts = upgraded
-            .downcast::<TokioIo<client::TlsStream<Wire>>>()
+            .downcast::<TokioIo<client::TlsStream<RecordStream>>>()
             .map_err(|_other| io::Error::other("the upstream's connection is not TLS over TCP"))?;
         Ok(Self {
             io: Io::Upstream(Box::new(parts.io.into_inner())),

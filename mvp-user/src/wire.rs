@@ -7,7 +7,7 @@
 //! `docs/performance.md`. Not for handshakes, nor for HTTP/1.1, whose connections may become tunnels.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::RefCell,
     io::{self, BufRead as _, Write as _},
     pin::Pin,
     rc::Rc,
@@ -49,7 +49,7 @@ struct Inner {
     outbound: Vec<u8>,
     taken: usize,
     /// Something was read since this was last looked at.
-    heard: Cell<bool>,
+    heard: bool,
     /// `close_notify` is on its way.
     closing: bool,
     /// A flush that nobody waited for failed.
@@ -71,7 +71,7 @@ impl Wire {
             inbound: None,
             outbound: Vec::new(),
             taken: 0,
-            heard: Cell::new(false),
+            heard: false,
             closing: false,
             broken: None,
         }));
@@ -94,7 +94,7 @@ impl Outlet {
 
     /// Whether something was read since the last call.
     pub fn heard(&self) -> bool {
-        self.0.borrow().heard.take()
+        std::mem::take(&mut self.0.borrow_mut().heard)
     }
 }
 
@@ -177,7 +177,7 @@ impl Inner {
             self.tls.process_new_packets().map_err(invalid)?;
             return Poll::Ready(Ok(()));
         }
-        self.heard.set(true);
+        self.heard = true;
         self.inbound = Some(Inbound {
             buffer,
             from: 0,

@@ -14,18 +14,18 @@ use std::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::server::TlsStream;
 
-use crate::tls::Wire;
+use crate::tls::RecordStream;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Watched {
-    io: TlsStream<Wire>,
+    io: TlsStream<RecordStream>,
     read: Arc<AtomicU64>,
 }
 
 impl Watched {
     /// Nothing was read yet.
-    pub fn new(io: TlsStream<Wire>) -> Self {
+    pub fn new(io: TlsStream<RecordStream>) -> Self {
         Self {
             io,
             read: Arc::default(),
@@ -38,7 +38,7 @@ impl Watched {
     }
 
     /// The connection itself.
-    pub fn into_inner(self) -> TlsStream<Wire> {
+    pub fn into_inner(self) -> TlsStream<RecordStream> {
         self.io
     }
 }

@@ -21,8 +21,8 @@ use super::{
 };
 use crate::{
     accept::Watched,
-    tls::Wire,
-    wire::{self, driven},
+    tls::RecordStream,
+    wire::{Wire, driven},
 };
 
 /// Bound of a request's headers.
@@ -45,7 +45,7 @@ const IDLE_TICK: Duration = Duration::from_secs(30);
 const IDLE_TICKS: u32 = 3;
 
 pub(super) async fn serve_h1(
-    io: TlsStream<Wire>,
+    io: TlsStream<RecordStream>,
     visit: &Rc<Visit>,
     mut leave: watch::Receiver<u64>,
 ) {
@@ -84,7 +84,7 @@ pub(super) async fn serve_h1(
 }
 
 pub(super) async fn serve_h2(
-    io: TlsStream<Wire>,
+    io: TlsStream<RecordStream>,
     visit: &Rc<Visit>,
     mut leave: watch::Receiver<u64>,
 ) {
@@ -94,7 +94,7 @@ pub(super) async fn serve_h2(
     };
     let streams = Streams::default();
     let (socket, tls) = io.into_inner();
-    let (wire, outlet) = wire::Wire::new(socket.into_stream(), tls);
+    let (wire, outlet) = Wire::new(socket.into_stream(), tls);
     let mut connection = pin!(
         http2::Builder::new(streams.clone())
             .timer(TokioTimer::new())

@@ -78,18 +78,16 @@ struct CertificateLabels {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct ReroutedLabels {
     code: u16,
-    group: String,
-    version: String,
-    resource: String,
+    #[prometheus(flatten)]
+    named: Named,
 }
 
 /// kube-apiserver's own labels (`apiserver_peer_proxy_errors_total`).
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct PeerErrorLabels {
     r#type: &'static str,
-    group: String,
-    version: String,
-    resource: String,
+    #[prometheus(flatten)]
+    named: Named,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
@@ -111,6 +109,7 @@ const MAX_SETS: usize = 2000;
 
 /// The resource of a request, as labels: only names that the server serves, whatever a client asks for. (While local is
 /// away a peer is asked for everything, and a server that was not read for what nobody is known to serve.)
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, EncodeLabelSet)]
 struct Named {
     group: String,
     version: String,
@@ -120,18 +119,24 @@ struct Named {
 impl Named {
     fn of(table: &Table, info: &RequestInfo, server: &Server) -> Self {
         let Some(asked) = info.resource() else {
-            return Self {
-                group: String::new(),
-                version: String::new(),
-                resource: String::new(),
-            };
+            return Self::default();
         };
         let known = table.look(server.id, |it| it.resources.contains_key(&asked));
-        let name = |text: &str| if known == Some(true) { text } else { OTHER }.to_owned();
+        if known != Some(true) {
+            return Self::other();
+        }
         Self {
-            group: name(asked.group),
-            version: name(asked.version),
-            resource: name(asked.resource),
+            group: asked.group.to_owned(),
+            version: asked.version.to_owned(),
+            resource: asked.resource.to_owned(),
+        }
+    }
+
+    fn other() -> Self {
+        Self {
+            group: OTHER.to_owned(),
+            version: OTHER.to_owned(),
+            resource: OTHER.to_owned(),
         }
     }
 }
@@ -151,16 +156,16 @@ impl<L: Clone + std::hash::Hash + Eq> Bounded<L> {
         }
     }
 
-    /// Counts in `labels`, or in `other` if the family is full.
-    fn count(&self, labels: &L, other: &L) {
-        if let Some(counter) = self.family.get(labels) {
+    /// Counts in the labels of `named`, or in those of [`Named::other`] if the family is full.
+    fn count(&self, named: Named, labels: impl Fn(Named) -> L) {
+        let own = labels(named);
+        if let Some(counter) = self.family.get(&own) {
             counter.inc();
             return;
         }
         let full = self.sets.fetch_add(1, Ordering::Relaxed) >= MAX_SETS;
-        self.family
-            .get_or_create(if full { other } else { labels })
-            .inc();
+        let own = if full { labels(Named::other()) } else { own };
+        self.family.get_or_create(&own).inc();
     }
 }
 
@@ -331,25 +336,10 @@ impl Metrics {
     ) {
         self.traffic.note(server.id, status, took);
         if server.id != ServerId::Local && info.resource().is_some() {
-            let Named {
-                group,
-                version,
-                resource,
-            } = Named::of(table, info, server);
-            self.rerouted.count(
-                &ReroutedLabels {
-                    code: status.as_u16(),
-                    group,
-                    version,
-                    resource,
-                },
-                &ReroutedLabels {
-                    code: status.as_u16(),
-                    group: OTHER.to_owned(),
-                    version: OTHER.to_owned(),
-                    resource: OTHER.to_owned(),
-                },
-            );
+            let code = status.as_u16();
+            let named = Named::of(table, info, server);
+            self.rerouted
+                .count(named, |named| ReroutedLabels { code, named });
         }
     }
 
@@ -405,25 +395,9 @@ impl Metrics {
             Outcome::NotFound => "not_found",
             Outcome::Refused => "forwarding_refused",
         };
-        let Named {
-            group,
-            version,
-            resource,
-        } = Named::of(table, info, server);
-        self.peer_errors.count(
-            &PeerErrorLabels {
-                r#type,
-                group,
-                version,
-                resource,
-            },
-            &PeerErrorLabels {
-                r#type,
-                group: OTHER.to_owned(),
-                version: OTHER.to_owned(),
-                resource: OTHER.to_owned(),
-            },
-        );
+        let named = Named::of(table, info, server);
+        self.peer_errors
+            .count(named, |named| PeerErrorLabels { r#type, named });
     }
 
     pub(super) fn again(&self) {

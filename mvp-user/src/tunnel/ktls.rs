@@ -36,7 +36,7 @@ use tokio::{
 };
 
 use super::{Half, Io};
-use crate::{config::Ktls, splice::End, tls::Wire};
+use crate::{config::Ktls, splice::End, tls::RecordStream};
 
 /// How long a peer may take for the rest of a record that it has begun, and to take what was written to it.
 const SETTLED_WITHIN: Duration = Duration::from_millis(500);
@@ -295,7 +295,7 @@ impl fmt::Debug for Handed {
 /// Reads to the end of a record; false at the end of the stream.
 async fn settle<S>(
     stream: &mut S,
-    wire: impl Fn(&S) -> &Wire,
+    wire: impl Fn(&S) -> &RecordStream,
     into: &mut BytesMut,
 ) -> io::Result<bool>
 where

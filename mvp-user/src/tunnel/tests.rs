@@ -87,8 +87,8 @@ impl Tunnel {
         let ((client, inner_client), (inner_upstream, upstream)) = (pair().await, pair().await);
         let (client, inner_client, inner_upstream, upstream) = tokio::try_join!(
             connector.connect(name.clone(), client),
-            acceptor.accept(Wire::new(inner_client)),
-            connector.connect(name.clone(), Wire::new(inner_upstream)),
+            acceptor.accept(RecordStream::new(inner_client)),
+            connector.connect(name.clone(), RecordStream::new(inner_upstream)),
             acceptor.accept(upstream),
         )
         .unwrap();

@@ -21,7 +21,7 @@ use crate::{
     api::ServerId,
     body::BodyError,
     table::Server,
-    tls::{Presenting, Protocol, Tls, Wire},
+    tls::{Presenting, Protocol, RecordStream, Tls},
 };
 
 /// How long a TCP connection may take to be established (design 7).
@@ -34,7 +34,7 @@ pub const USER_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// A verified TLS connection to an API server.
-pub type Stream = TlsStream<Wire>;
+pub type Stream = TlsStream<RecordStream>;
 
 /// Lets one exact connection pass steering, for locals that cannot be reached from the exempt IPv4 source (design 2).
 ///
@@ -160,7 +160,7 @@ impl Dialer {
         let config = material
             .client(presenting, protocol)
             .ok_or(DialError::NoFrontProxy(address))?;
-        let stream = Wire::new(self.raw(server).await?);
+        let stream = RecordStream::new(self.raw(server).await?);
         let connecting = TlsConnector::from(config).connect(material.server_name().clone(), stream);
         match timeout(HANDSHAKE_TIMEOUT, connecting).await {
             Ok(Ok(stream)) => Ok(stream),

@@ -1,3 +1,5 @@
+//! A [`Wire`] against tokio-rustls at the other end: what is sent when, and that nothing is lost or held.
+
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
 use rustls_pki_types::ServerName;

@@ -21,7 +21,7 @@ const PIECE: usize = 4096;
 
 /// A TCP stream that TLS goes over.
 #[derive(Debug)]
-pub struct Wire {
+pub struct RecordStream {
     stream: TcpStream,
     /// Bytes of a record's header that were read; 0 in its body.
     header: usize,
@@ -30,7 +30,7 @@ pub struct Wire {
     stops: bool,
 }
 
-impl Wire {
+impl RecordStream {
     /// A stream of which nothing was read.
     pub const fn new(stream: TcpStream) -> Self {
         Self {
@@ -43,9 +43,9 @@ impl Wire {
 
     /// A stream of which this was read.
     pub fn after(stream: TcpStream, read: &[u8]) -> Self {
-        let mut wire = Self::new(stream);
-        wire.pass(read);
-        wire
+        let mut fresh = Self::new(stream);
+        fresh.pass(read);
+        fresh
     }
 
     /// The stream itself.
@@ -64,7 +64,7 @@ impl Wire {
     }
 
     /// From now on (or no longer) nothing is read beyond the record that was begun: there, reads wait without being woken,
-    /// so that [`Wire::at_an_end`] has to be asked.
+    /// so that [`RecordStream::at_an_end`] has to be asked.
     pub const fn stop_at_the_end(&mut self, stops: bool) {
         self.stops = stops;
     }
@@ -88,7 +88,7 @@ impl Wire {
     }
 }
 
-impl AsyncRead for Wire {
+impl AsyncRead for RecordStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -119,7 +119,7 @@ impl AsyncRead for Wire {
     }
 }
 
-impl AsyncWrite for Wire {
+impl AsyncWrite for RecordStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -167,14 +167,14 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().unwrap());
         let mut stream = stream.await.unwrap();
         for size in 1..records.len() {
-            let mut wire = Wire::new(stream);
+            let mut below_tls = RecordStream::new(stream);
             let mut passed = 0;
             for piece in records.chunks(size) {
-                wire.pass(piece);
+                below_tls.pass(piece);
                 passed += piece.len();
-                assert_eq!(wire.at_an_end(), ends.contains(&passed), "{passed}");
+                assert_eq!(below_tls.at_an_end(), ends.contains(&passed), "{passed}");
             }
-            stream = wire.into_stream();
+            stream = below_tls.into_stream();
         }
     }
 }
