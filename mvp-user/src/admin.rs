@@ -18,7 +18,10 @@ use axum::{
     routing::{get, post},
 };
 use serde::Deserialize;
-use tokio::time::Instant;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 
 use crate::{
     config::{Config, Setting, SteerMode},
@@ -50,8 +53,8 @@ pub trait Daemon: Send + Sync + 'static {
     /// Whether new connections are steered, and why.
     fn steering(&self) -> Steering;
     /// `mvp steer on|off|auto`; the error is one sentence.
-    fn set_mode(&self, mode: SteerMode) -> Result<(), String>;
-    /// `mvp steer percent N`.
+    fn set_mode(&self, mode: SteerMode) -> Result<Taken, String>;
+    /// `mvp steer percent N`; carried out when it returns.
     fn set_percent(&self, percent: u8) -> Result<(), String>;
     /// Since each thread that holds connections gave a sign of life, and since the last self-request succeeded.
     fn beats(&self) -> Vec<Duration>;
@@ -66,6 +69,37 @@ pub trait Daemon: Send + Sync + 'static {
     /// How often a client certificate yielded no identity for this reason.
     fn certificates_without_identity(&self, _reason: Reason) -> u64 {
         0
+    }
+}
+
+/// How long an order is waited for: the steering loop wakes at once, unless the node is starved or the kernel refuses.
+const CARRIED_OUT_WITHIN: Duration = Duration::from_secs(2);
+
+/// An order that was taken; that it was carried out is told by who does it.
+#[derive(Debug)]
+pub struct Taken {
+    number: u64,
+    carried_out: watch::Receiver<u64>,
+}
+
+impl Taken {
+    /// The order of this number; `carried_out` tells the number of the last one that was carried out.
+    pub fn new(number: u64, carried_out: watch::Receiver<u64>) -> Self {
+        Self {
+            number,
+            carried_out,
+        }
+    }
+
+    /// Waits; false: not within [`CARRIED_OUT_WITHIN`].
+    async fn carried_out(self) -> bool {
+        let Self {
+            number,
+            mut carried_out,
+        } = self;
+        let done = carried_out.wait_for(|last| *last >= number);
+        let done = timeout(CARRIED_OUT_WITHIN, done).await;
+        done.is_ok_and(|told| told.is_ok())
     }
 }
 
@@ -313,36 +347,43 @@ async fn forgotten(state: &State, address: SocketAddr) -> Response {
     problem(StatusCode::NOT_FOUND, error)
 }
 
-/// How long an order takes to be carried out: the steering loop wakes within 100 ms.
-const SETTLED: Duration = Duration::from_millis(200);
-
 /// Carries out an order; the answer shows what has become of it, not how it was before.
 async fn steer(state: &State, wanted: SteerOrder) -> Response {
-    let done = match wanted {
+    let taken = match wanted {
         SteerOrder {
             mode: Some(mode),
             percent: None,
-        } => state.daemon.set_mode(match mode {
-            Mode::On => SteerMode::Always,
-            Mode::Off => SteerMode::Never,
-            Mode::Auto => SteerMode::Auto,
-        }),
+        } => {
+            let mode = match mode {
+                Mode::On => SteerMode::Always,
+                Mode::Off => SteerMode::Never,
+                Mode::Auto => SteerMode::Auto,
+            };
+            state.daemon.set_mode(mode).map(Some)
+        }
         SteerOrder {
             mode: None,
             percent: Some(percent @ 0..=100),
-        } => state.daemon.set_percent(percent),
+        } => state.daemon.set_percent(percent).map(|()| None),
         _ => {
             let error = "either a mode or a share from 0 to 100 is wanted";
             return problem(StatusCode::BAD_REQUEST, error);
         }
     };
-    match done {
-        Ok(()) => {
-            tokio::time::sleep(SETTLED).await;
-            Json(state.daemon.steering()).into_response()
-        }
-        Err(error) => problem(StatusCode::CONFLICT, error),
+    let taken = match taken {
+        Ok(taken) => taken,
+        Err(error) => return problem(StatusCode::CONFLICT, error),
+    };
+    if let Some(taken) = taken
+        && !taken.carried_out().await
+    {
+        let error = format!(
+            "the order was taken, but not carried out within {} s; `mvp steer status` shows what became of it, and the log of mvp run why",
+            CARRIED_OUT_WITHIN.as_secs()
+        );
+        return problem(StatusCode::GATEWAY_TIMEOUT, error);
     }
+    Json(state.daemon.steering()).into_response()
 }
 
 fn explanation(state: &State, query: &ExplainQuery) -> Response {

@@ -10,10 +10,10 @@ use std::{
 };
 
 use clap::{Args as _, Command, FromArgMatches as _};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Daemon, Parts, State,
+    Daemon, Parts, State, Taken,
     wire::{Connections, Steering},
 };
 use crate::{
@@ -32,6 +32,10 @@ pub(crate) struct Puppet {
     pub(crate) percent: AtomicU8,
     pub(crate) draining: AtomicBool,
     pub(crate) stuck: AtomicBool,
+    /// Orders are taken and not carried out.
+    pub(crate) idle: AtomicBool,
+    /// The number of the last order that was.
+    pub(crate) carried_out: watch::Sender<u64>,
 }
 
 impl Daemon for Puppet {
@@ -54,9 +58,13 @@ impl Daemon for Puppet {
         }
     }
 
-    fn set_mode(&self, mode: SteerMode) -> Result<(), String> {
-        *self.mode.lock().unwrap() = Some(mode);
-        Ok(())
+    fn set_mode(&self, mode: SteerMode) -> Result<Taken, String> {
+        let number = *self.carried_out.borrow() + 1;
+        if !self.idle.load(Ordering::Relaxed) {
+            *self.mode.lock().unwrap() = Some(mode);
+            self.carried_out.send_replace(number);
+        }
+        Ok(Taken::new(number, self.carried_out.subscribe()))
     }
 
     fn set_percent(&self, percent: u8) -> Result<(), String> {

@@ -135,6 +135,45 @@ async fn readiness_says_what_is_missing() {
     assert_eq!(state.dead(), ["threads: 1 gave no sign of life for 11.0 s"]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_order_is_answered_when_it_is_carried_out_and_not_before() {
+    let stage = Stage::new();
+    let mode = |mode| SteerOrder {
+        mode: Some(mode),
+        percent: None,
+    };
+    let start = Instant::now();
+    let answer = steer(&stage.state, mode(Mode::Off)).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+
+    // The loop is late.
+    stage.puppet.idle.store(true, Ordering::Relaxed);
+    let late = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        stage.puppet.carried_out.send_modify(|number| *number += 1);
+    };
+    let (answer, ()) = tokio::join!(steer(&stage.state, mode(Mode::On)), late);
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert!(start.elapsed() >= Duration::from_secs(1));
+
+    // It does not come.
+    let start = Instant::now();
+    let answer = steer(&stage.state, mode(Mode::Auto)).await;
+    assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
+    assert!(start.elapsed() >= CARRIED_OUT_WITHIN);
+
+    // Nothing is waited for where there is nothing to wait for.
+    let start = Instant::now();
+    let share = SteerOrder {
+        mode: None,
+        percent: Some(25),
+    };
+    let answer = steer(&stage.state, share).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}
+
 #[tokio::test]
 async fn a_scrape_has_every_family_once_with_help() {
     let stage = Stage::new();

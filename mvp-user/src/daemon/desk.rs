@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::{
     accept::Acceptor,
-    admin::{self, check::Ground, wire},
+    admin::{self, Taken, check::Ground, wire},
     config::SteerMode,
     identity::Reason,
     serve,
@@ -80,7 +80,7 @@ impl admin::Daemon for Desk {
             .as_ref()
             .and_then(|steering| steering.counters().ok());
         let since = state.since.elapsed().unwrap_or_default().as_secs();
-        let mode = *self.helm.mode.borrow();
+        let mode = self.helm.ordered.borrow().mode;
         wire::Steering {
             mode: match mode {
                 SteerMode::Auto => "auto",
@@ -108,11 +108,14 @@ impl admin::Daemon for Desk {
         }
     }
 
-    fn set_mode(&self, mode: SteerMode) -> Result<(), String> {
+    fn set_mode(&self, mode: SteerMode) -> Result<Taken, String> {
         self.steering()?;
+        if *self.draining.borrow() {
+            return Err("this process is about to end and steers nothing any more".to_owned());
+        }
         tracing::info!(?mode, "Steering mode was changed");
-        self.helm.mode.send_replace(mode);
-        Ok(())
+        let number = self.helm.order(mode);
+        Ok(Taken::new(number, self.helm.carried_out.subscribe()))
     }
 
     fn set_percent(&self, percent: u8) -> Result<(), String> {

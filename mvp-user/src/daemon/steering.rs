@@ -36,11 +36,22 @@ pub struct Steered {
     pub since: std::time::SystemTime,
 }
 
+/// What `mvp steer` said last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Order {
+    /// The mode in force.
+    pub mode: SteerMode,
+    /// One more for each order, also for one that changes nothing; 0: `--steer`.
+    pub number: u64,
+}
+
 /// The handle by which the rest of the process sees and changes steering.
 #[derive(Clone, Debug)]
 pub struct Helm {
-    /// The mode in force; `mvp steer` changes it.
-    pub mode: Arc<watch::Sender<SteerMode>>,
+    /// What was ordered; see [`Self::order`].
+    pub ordered: Arc<watch::Sender<Order>>,
+    /// The number of the last order that was carried out: the kernel was told, and `state` shows it.
+    pub carried_out: Arc<watch::Sender<u64>>,
     /// What the kernel was told.
     pub state: Arc<watch::Sender<Steered>>,
     /// Whether servers are known to differ for long enough that older connections may be closed for it.
@@ -61,11 +72,38 @@ impl Helm {
             since: std::time::SystemTime::now(),
         };
         Self {
-            mode: Arc::new(watch::Sender::new(mode)),
+            ordered: Arc::new(watch::Sender::new(Order { mode, number: 0 })),
+            carried_out: Arc::default(),
             state: Arc::new(watch::Sender::new(off)),
             proven: Arc::default(),
             older: Arc::default(),
             listeners: Arc::default(),
+        }
+    }
+
+    /// Takes an order; it is carried out once `carried_out` has come to the number that is returned.
+    pub fn order(&self, mode: SteerMode) -> u64 {
+        let mut number = 0;
+        self.ordered.send_modify(|order| {
+            order.mode = mode;
+            order.number += 1;
+            number = order.number;
+        });
+        number
+    }
+
+    /// Shows what the kernel was told, with one line where it, or the reason, is another than before.
+    fn show(&self, now: Steered, switched: bool) {
+        let (reworded, another) = {
+            let before = self.state.borrow();
+            (before.detail != now.detail, before.reason != now.reason)
+        };
+        if switched || another {
+            tracing::info!(switch = ?now.switch, reason = now.reason, detail = now.detail, "Steering");
+            self.state.send_replace(now);
+        } else if reworded {
+            // Another server, or another difference: worth showing, not worth a line.
+            self.state.send_modify(|state| state.detail = now.detail);
         }
     }
 }
@@ -217,11 +255,12 @@ pub async fn steer(
     let mut fullness = Fullness::default();
     let memory = Memory::new();
     let mut changes = parts.table.changed.subscribe();
-    let mut modes = helm.mode.subscribe();
+    let mut orders = helm.ordered.subscribe();
     let mut told: Option<Switch> = None;
+    let mut failing: Option<Switch> = None;
     let mut listener = false;
     loop {
-        let mode = *modes.borrow_and_update();
+        let order = *orders.borrow_and_update();
         let stop = *draining.borrow_and_update();
         let steered = matches!(told, Some(Switch::On | Switch::Full));
         let wanted = policy.judge(&parts.table, &parts.learner.view(), steered, Instant::now());
@@ -241,49 +280,49 @@ pub async fn steer(
             listener,
             full: fullness.update([room_percent(parts.acceptor.room()), memory.percent()]),
             wanted: wanted.as_ref().map(Reason::as_str),
-            ..Situation::of(&parts.table, mode, parts.config.local_down)
+            ..Situation::of(&parts.table, order.mode, parts.config.local_down)
         });
-        let detail = wanted.map_or_else(String::new, |wanted| wanted.to_string());
-        if told != Some(switch) {
-            match steering.set_switch(switch) {
-                Ok(()) => {}
-                Err(error) => tracing::error!(%error, ?switch, "Steering cannot be switched"),
-            }
+        // What the kernel does not take is tried again with the next look, and not shown as if it were done.
+        if told == Some(switch) || switched(steering, switch, &mut failing) {
             if steered && switch == Switch::Off && !stop {
                 // Clients come back directly (design 3).
                 parts.leave.send_modify(|epoch| *epoch += 1);
             }
-        }
-        let (again, reworded) = {
-            let before = helm.state.borrow();
-            (
-                before.reason != reason || told != Some(switch),
-                before.detail != detail,
-            )
-        };
-        if reworded && !again {
-            // Another server, or another difference: worth showing, not worth a line.
-            helm.state
-                .send_modify(|state| state.detail.clone_from(&detail));
-        }
-        if again {
-            tracing::info!(?switch, reason, detail, "Steering");
-            helm.state.send_replace(Steered {
+            let now = Steered {
                 switch,
                 reason,
-                detail,
+                detail: wanted.map_or_else(String::new, |wanted| wanted.to_string()),
                 since: std::time::SystemTime::now(),
-            });
+            };
+            helm.show(now, told != Some(switch));
+            told = Some(switch);
+            helm.carried_out
+                .send_if_modified(|last| std::mem::replace(last, order.number) != order.number);
         }
-        told = Some(switch);
         if stop {
             return;
         }
         tokio::select! {
             _ = changes.changed() => {}
-            _ = modes.changed() => {}
+            _ = orders.changed() => {}
             _ = draining.changed() => {}
             () = tokio::time::sleep(TICK) => {}
+        }
+    }
+}
+
+/// Tells the kernel; false: it did not take it. One line, however often that is tried.
+fn switched(steering: &Steering, switch: Switch, failing: &mut Option<Switch>) -> bool {
+    match steering.set_switch(switch) {
+        Ok(()) => {
+            *failing = None;
+            true
+        }
+        Err(error) => {
+            if failing.replace(switch) != Some(switch) {
+                tracing::error!(%error, ?switch, "Steering cannot be switched");
+            }
+            false
         }
     }
 }
@@ -404,6 +443,35 @@ mod tests {
             }),
             (Switch::Off, "no_listener")
         );
+    }
+
+    #[test]
+    fn an_order_that_changes_nothing_has_a_number_of_its_own() {
+        let helm = Helm::new(SteerMode::Auto, "no_listener");
+        assert_eq!(helm.order(SteerMode::Auto), 1);
+        assert_eq!(helm.order(SteerMode::Never), 2);
+        let last = Order {
+            mode: SteerMode::Never,
+            number: 2,
+        };
+        assert_eq!(*helm.ordered.borrow(), last);
+        assert_eq!(*helm.carried_out.borrow(), 0);
+    }
+
+    #[test]
+    fn another_reason_is_another_state_and_another_detail_is_not() {
+        let helm = Helm::new(SteerMode::Auto, "no_listener");
+        let told = |reason, detail: &str, ago| Steered {
+            switch: Switch::Off,
+            reason,
+            detail: detail.to_owned(),
+            since: std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(ago),
+        };
+        helm.show(told("no_skew", "", 1), true);
+        helm.show(told("no_skew", "x", 2), false);
+        assert_eq!(*helm.state.borrow(), told("no_skew", "x", 1));
+        helm.show(told("no_proof", "", 3), false);
+        assert_eq!(*helm.state.borrow(), told("no_proof", "", 3));
     }
 
     #[test]

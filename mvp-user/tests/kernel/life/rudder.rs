@@ -95,6 +95,8 @@ fn steering_is_switched_and_shared_out_at_run_time() {
         ] {
             let start = Instant::now();
             mvp.say(&["steer", word]).unwrap();
+            // The answer comes when the kernel was told.
+            assert_eq!(mvp.status()["steering"]["state"], state, "{word}");
             while world.get(to, NEW) != Ok(status) {
                 assert!(
                     start.elapsed() < Duration::from_secs(2),
