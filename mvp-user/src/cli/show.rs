@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{
-    table::{GAP, Page, cut, facts, paint, table, wrap},
+    table::{GAP, Page, facts, fold, paint, table, wrap},
     words,
 };
 use crate::{
@@ -436,14 +436,17 @@ pub(super) fn findings(findings: &[Finding], page: Page) -> String {
         if let Some(hint) = &it.hint {
             lines.extend(wrap(&format!("-> {hint}"), room));
         }
-        for (number, line) in lines.iter().enumerate() {
-            if number == 0 {
-                let check = cut(&it.check, widest);
-                writeln!(out, "{}{blank}{check:widest$}  {line}", paint(word, page))
+        let names = fold(&it.check, widest);
+        for number in 0..names.len().max(lines.len()) {
+            let lead = if number == 0 {
+                format!("{}{blank}", paint(word, page))
             } else {
-                writeln!(out, "{:indent$}{line}", "")
-            }
-            .unwrap_or_default();
+                " ".repeat(6)
+            };
+            let name = names.get(number).map_or("", String::as_str);
+            let line = lines.get(number).map_or("", String::as_str);
+            let row = format!("{lead}{name:widest$}  {line}");
+            writeln!(out, "{}", row.trim_end()).unwrap_or_default();
         }
     }
     let bad = findings.iter().filter(|it| it.result != Grade::Ok).count();

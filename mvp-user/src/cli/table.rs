@@ -74,7 +74,7 @@ pub(super) fn table(heading: &[&str], rows: &[Vec<String>], page: Page) -> Strin
 }
 
 /// Cuts into pieces of at most `width`, behind a separator where there is one in the second half.
-fn fold(text: &str, width: usize) -> Vec<String> {
+pub(super) fn fold(text: &str, width: usize) -> Vec<String> {
     let letters: Vec<char> = text.chars().map(clean).collect();
     let mut pieces = Vec::new();
     let mut rest = letters.as_slice();

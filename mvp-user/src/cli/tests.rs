@@ -426,6 +426,30 @@ fn large_clusters_with_long_names_fit_eighty_columns_and_nothing_is_left_out() {
 }
 
 #[test]
+fn every_finding_is_named_in_full() {
+    let name = "discovery of [fd00:1234:5678:9abc:def0:1234:5678:0001]:6443";
+    let finding = |check: &str, found: &str| Finding {
+        check: check.to_owned(),
+        result: Grade::Warn,
+        found: found.to_owned(),
+        hint: None,
+    };
+    let long = "it was read long ago, ".repeat(5);
+    for found in ["read 3 s ago", long.as_str()] {
+        let text = show::findings(&[finding(name, found), finding("kernel", "6.1")], page());
+        fits(&text);
+        let rows: Vec<&str> = text.lines().collect();
+        let column: String = rows[..rows.len() - 2]
+            .iter()
+            .map(|row| row.chars().skip(6).take(36).collect::<String>())
+            .map(|cell| cell.trim_end().to_owned())
+            .collect();
+        assert_eq!(column, name, "{text}");
+        assert!(text.contains("warn  kernel"), "{text}");
+    }
+}
+
+#[test]
 fn no_difference_is_one_sentence() {
     assert_eq!(
         show::skew(&Vec::new(), page()),
