@@ -115,7 +115,7 @@ enum Verb {
     #[command(
         after_help = "Runs until Ctrl-C. It only shows: nothing can be changed through it.\n\
                       From another machine, and then open http://localhost:9741/ there:\n    \
-                      ssh -L 9741:127.0.0.1:9741 root@NODE mvp ui --listen 9741"
+                      ssh -tL 9741:127.0.0.1:9741 root@NODE mvp ui --listen 9741"
     )]
     Ui(ui::Options),
     /// Exit with 0 if mvp is ready (or live), for probes

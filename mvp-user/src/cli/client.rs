@@ -176,7 +176,7 @@ async fn converse(
 fn nobody(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => {
-            "there is no such socket; is `mvp run` running on this node? (in a pod: kubectl -n kube-system exec POD -- mvp ...)"
+            "there is no such socket; is `mvp run` running on this node? (in a pod: kubectl -n kube-system exec POD -- /mvp ...)"
                 .to_owned()
         }
         io::ErrorKind::PermissionDenied => "only root may ask; use sudo".to_owned(),

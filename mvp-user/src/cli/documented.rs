@@ -146,6 +146,14 @@ fn every_command_of_the_documents_is_understood() {
 }
 
 #[test]
+fn in_a_pod_mvp_is_called_by_its_path() {
+    // The image is empty but for /mvp, and no PATH leads there.
+    for (name, text) in documents() {
+        assert!(!text.contains(" -- mvp"), "{name}");
+    }
+}
+
+#[test]
 fn every_flag_of_the_documents_exists() {
     let mut command = Cli::command();
     command.build();

@@ -279,7 +279,8 @@ fn no_mvp_is_one_clear_sentence() {
     assert!(
         text.starts_with("no mvp answers at ")
             && text.contains("mvp.sock")
-            && text.contains("is `mvp run` running"),
+            && text.contains("is `mvp run` running")
+            && text.contains("-- /mvp "),
         "{text}"
     );
 }
