@@ -220,6 +220,15 @@ fn every_value_is_described_by_the_schema_and_by_a_comment() {
     }
 }
 
+#[test]
+fn systemd_starts_mvp_again_however_often_it_fails() {
+    let unit = fs::read_to_string(root().join("deploy/systemd/mvp.service")).unwrap();
+    let (about, service) = unit.split_once("[Service]").unwrap();
+    let has = |part: &str, line: &str| part.lines().any(|it| it == line);
+    assert!(has(about, "StartLimitIntervalSec=0"), "{about}");
+    assert!(has(service, "Restart=always"), "{service}");
+}
+
 /// Names of metrics in an expression, without what Prometheus adds to them.
 fn metrics(text: &str) -> Vec<String> {
     let word = |it: char| it.is_ascii_alphanumeric() || it == '_';
