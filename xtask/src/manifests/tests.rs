@@ -299,6 +299,30 @@ fn expressions(value: &Value) -> Vec<String> {
 }
 
 #[test]
+fn what_is_scraped_is_where_metrics_are_served() {
+    let values = with(&json!({
+        "metricsListen": "0.0.0.0:19740",
+        "monitoring": {"enabled": true, "runbooks": "https://example.org", "scrape": true, "labels": {}},
+    }));
+    let rendered = render(&values).unwrap();
+    let pod = objects(&rendered["daemonset.yaml"]).remove(0);
+    let arguments = &pod["spec"]["template"]["spec"]["containers"][0]["args"];
+    let flag = json!("--metrics-listen=0.0.0.0:19740");
+    assert!(arguments.as_array().unwrap().contains(&flag));
+    let scrape = objects(&rendered["monitoring.yaml"]).remove(1);
+    assert_eq!(scrape["kind"], "ScrapeConfig");
+    let steps = scrape["spec"]["relabelings"].as_array().unwrap();
+    assert_eq!(steps[0]["replacement"], "0.0.0.0:19740");
+    // One for each family, anchored by Prometheus: an IPv6 address needs brackets before the port.
+    let addresses: Vec<_> = steps
+        .iter()
+        .filter(|step| step["targetLabel"] == "__address__")
+        .map(|step| step["replacement"].as_str().unwrap())
+        .collect();
+    assert_eq!(addresses, ["$1:$2", "[$1]:$2"]);
+}
+
+#[test]
 fn every_alert_has_a_runbook_that_exists() {
     let values = with(
         &json!({"monitoring": {"enabled": true, "runbooks": "RUNBOOKS", "scrape": true, "labels": {}}}),
