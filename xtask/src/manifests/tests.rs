@@ -355,7 +355,7 @@ fn every_alert_has_a_runbook_that_exists() {
             }
         }
     }
-    assert!(seen >= 9, "{seen}");
+    assert!(seen >= 10, "{seen}");
 }
 
 #[test]
