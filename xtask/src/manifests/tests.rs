@@ -37,6 +37,7 @@ fn variants() -> Vec<Value> {
             "extraArgs": ["--steer-percent=10", "--secure-port=16443"],
             "hostPaths": ["/etc/kubernetes", "/var/lib/rancher/rke2/server/tls"],
             "nodeSelector": {}, "steer": "always", "localDown": "refuse", "seccompProfile": "Unconfined",
+            "seLinuxType": "spc_t",
             "podAnnotations": {"a": "b"}, "drainTimeoutSeconds": 3_600_000,
             "resources": {"requests": {"cpu": "1"}},
             "monitoring": {"enabled": true, "runbooks": "https://example.org/x", "scrape": true, "labels": {"release": "prometheus"}},
@@ -135,6 +136,8 @@ fn the_daemon_set_is_made_for_a_control_plane_node() {
         }
         assert_eq!(security["capabilities"]["add"], json!(needs));
         assert_eq!(security["seccompProfile"]["type"], values["seccompProfile"]);
+        let selinux = security["seLinuxOptions"]["type"].as_str();
+        assert_eq!(selinux.unwrap_or(""), values["seLinuxType"]);
         for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
             let command = container[probe]["exec"]["command"].as_array().unwrap();
             assert_eq!(command[..2], [json!("/mvp"), json!("probe")], "{probe}");
