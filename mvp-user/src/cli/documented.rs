@@ -1,10 +1,14 @@
 //! Every `mvp …` of the documents is one that this command line takes, and every flag that they name exists.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::collections::BTreeSet;
 
 use clap::{CommandFactory as _, Parser as _};
 
 use super::Cli;
+
+mod read;
+
+use read::commands;
 
 /// Flags of other programs that the documents name.
 const FOREIGN: &[&str] = &[
@@ -35,56 +39,15 @@ const FOREIGN: &[&str] = &[
     "platform",
 ];
 
-/// README and docs by name.
+/// README and docs by name: what stands beside them also tells of commands that were.
 fn documents() -> Vec<(String, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut files: Vec<_> = fs::read_dir(root.join("docs"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension() == Some("md".as_ref()))
-        .collect();
-    files.push(root.join("README.md"));
-    files.sort();
-    files
+    read::documents()
         .into_iter()
-        .map(|path| {
-            let text = fs::read_to_string(&path).unwrap();
-            (
-                path.file_name().unwrap().to_string_lossy().into_owned(),
-                text,
-            )
+        .filter_map(|(path, text)| {
+            let name = path.file_name()?.to_str()?.to_owned();
+            (name == "README.md" || path.parent()?.ends_with("docs")).then_some((name, text))
         })
         .collect()
-}
-
-/// Commands of the blocks that are marked `sh`, without comments, continued lines joined.
-fn commands(text: &str) -> Vec<String> {
-    let mut commands: Vec<String> = Vec::new();
-    let (mut inside, mut continued) = (false, false);
-    for line in text.lines() {
-        let line = line.trim();
-        if line.starts_with("```") {
-            inside = !inside && line == "```sh";
-            continue;
-        }
-        if !inside || line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        let line = line.split(" # ").next().unwrap_or(line).trim();
-        let (line, goes_on) = match line.strip_suffix('\\') {
-            Some(line) => (line.trim(), true),
-            None => (line, false),
-        };
-        match commands.last_mut() {
-            Some(last) if continued => {
-                last.push(' ');
-                last.push_str(line);
-            }
-            _ => commands.push(line.to_owned()),
-        }
-        continued = goes_on;
-    }
-    commands
 }
 
 /// The words from `mvp` on, as a shell would hand them over; none: it does not run mvp.
@@ -193,9 +156,13 @@ fn every_flag_of_the_documents_exists() {
 
 #[test]
 fn commands_are_found_in_blocks_and_behind_kubectl() {
-    let text = "```sh\n# a comment\nmvp check \\\n  -o json # why\nkubectl exec x -- /mvp status\n```\nmvp not this\n```yaml\nmvp nor this\n```\n";
+    let text = "```sh\n# a comment\nmvp check \\\n  -o json # why\nkubectl exec x -- /mvp status\ncat > x <<'EOF'\nmvp nor that\nEOF\n```\nmvp not this\n```yaml\nmvp nor this\n```\n";
     let all = commands(text);
-    assert_eq!(all, ["mvp check -o json", "kubectl exec x -- /mvp status"]);
+    assert_eq!(
+        all[..2],
+        ["mvp check -o json", "kubectl exec x -- /mvp status"]
+    );
+    assert_eq!(all[2..], ["cat > x <<'EOF'"]);
     assert_eq!(ours(&all[0]).unwrap(), ["mvp", "check", "-o", "json"]);
     assert_eq!(ours(&all[1]).unwrap(), ["/mvp", "status"]);
     assert_eq!(ours("kubectl get pods"), None);
