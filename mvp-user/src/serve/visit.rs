@@ -258,10 +258,16 @@ impl Visit {
     }
 }
 
-/// Whether a request has more headers than kube-apiserver takes, counted as HTTP/2 does (RFC 9113 10.5.1).
+/// Different header names that a request may have. A `HeaderMap` panics where its table cannot grow any more: at the
+/// 24,577th name, or if their hashes collide, at the 6,554th; and what is forwarded gets some more.
+const MAX_HEADER_NAMES: usize = 4096;
+
+/// Whether a request has more headers than kube-apiserver takes, counted as HTTP/2 does (RFC 9113 10.5.1), or more names
+/// than can be forwarded.
 fn is_too_large(headers: &HeaderMap) -> bool {
     const OVERHEAD: usize = 32;
     let size =
         |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + OVERHEAD;
-    headers.iter().map(size).sum::<usize>() > MAX_HEADERS as usize
+    headers.keys_len() > MAX_HEADER_NAMES
+        || headers.iter().map(size).sum::<usize>() > MAX_HEADERS as usize
 }

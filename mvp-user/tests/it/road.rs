@@ -109,6 +109,25 @@ async fn headers_of_two_mebibytes_are_431_and_leave_the_connection_usable() {
 }
 
 #[tokio::test]
+async fn more_header_names_than_can_be_forwarded_are_431_and_leave_the_connection_usable() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::named(&pki, Speaks::Both, "local").await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], true);
+    let mut wire = Wire::open(&client, plane.address).await;
+    for (names, status) in [(4_000, 200), (5_000, 431), (0, 200)] {
+        let mut request = get(&client, "/api/v1/pods");
+        for number in 0..names {
+            let name = http::HeaderName::try_from(format!("x-{number}")).unwrap();
+            request.headers_mut().insert(name, "1".parse().unwrap());
+        }
+        let answer = wire.send(request).await.unwrap();
+        assert_eq!(answer.status(), status, "{names} names");
+    }
+    assert_eq!(local.seen().len(), 2, "what is too much goes nowhere");
+}
+
+#[tokio::test]
 async fn a_flood_of_resets_costs_the_upstream_little_and_others_nothing() {
     let pki = ClusterPki::new().unwrap();
     let reached = Arc::<AtomicUsize>::default();
