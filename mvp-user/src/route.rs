@@ -137,6 +137,14 @@ impl Because {
             Self::Failed => "failed",
         }
     }
+
+    /// Whether it is local's to answer, whoever else could.
+    pub const fn names_local(self) -> bool {
+        matches!(
+            self,
+            Self::AlreadyProxied | Self::AlreadyDecided | Self::AboutLocal
+        )
+    }
 }
 
 impl std::fmt::Display for Because {

@@ -261,7 +261,9 @@ impl Visit {
                     self.answered(&ask, &server, &answer, began);
                     break (decision, Ok(answer));
                 }
-                &To::Refuse(why @ Refusal::Unreachable(_)) => break (decision, words.ok_or(why)),
+                &To::Refuse(why @ (Refusal::Unreachable(_) | Refusal::LocalDown)) => {
+                    break (decision, words.ok_or(why));
+                }
                 &To::Refuse(why) => break (decision, Err(why)),
             };
             match self.attempt(server, &mut ask, &evidence).await {
@@ -286,8 +288,9 @@ impl Visit {
                         .failed(&shared.table, &ask.info, server, outcome);
                     evidence.add(server.id, outcome);
                     // A server that shuts down says 429 at first: a word about itself, which is the whole truth only if
-                    // it is alone. Where there are others, an API that nobody else serves is 503.
-                    let alone = shared.table.members().peers.is_empty();
+                    // nobody else may answer. Where somebody may, an API that nobody else serves is 503.
+                    let alone = decision.because.names_local()
+                        || shared.table.members().peers.is_empty();
                     let said = said
                         .filter(|said| alone || said.status() == StatusCode::SERVICE_UNAVAILABLE);
                     words = words.or(said);

@@ -286,6 +286,26 @@ async fn a_server_that_says_it_is_shutting_down_or_starting_has_not_worked_on_th
         assert_eq!(answer.status.as_u16(), status);
         assert_eq!(answer.text(), body);
         assert_eq!(answer.headers["retry-after"], "5");
+        // So it does where only local may answer, whoever else could.
+        let marked =
+            Plane::start(&pki, (local.address(), serves), &[(peer.address(), serves)]).await;
+        let proxy = crate::plane::with_certificate(&pki, &pki.front_proxy_client().unwrap(), true);
+        let marker = [
+            ("x-remote-user", "jane"),
+            ("x-kubernetes-peer-proxied", "true"),
+        ];
+        for (client, path, headers) in [
+            (&client, "/version", &[][..]),
+            (&proxy, "/api/v1/pods", &marker[..]),
+        ] {
+            let answer = client
+                .once_with(marked.address, "GET", path, headers, "")
+                .await
+                .unwrap();
+            assert_eq!(answer.status.as_u16(), status, "{path}");
+            assert_eq!(answer.text(), body);
+            assert_eq!(answer.headers["retry-after"], "5");
+        }
         // A backend that says so is no kube-apiserver.
         let other =
             Plane::start(&pki, (local.address(), serves), &[(peer.address(), serves)]).await;
