@@ -17,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use tokio::{
     sync::oneshot,
     task::spawn_local,
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep},
 };
 
 use super::{
@@ -32,6 +32,7 @@ const MAX_HEADER_LINES: usize = 1024;
 /// A connection without a request on it.
 pub(super) struct Http1 {
     pub(super) sender: http1::SendRequest<Body>,
+    pub(super) opened: Instant,
 }
 
 /// Speaks HTTP/1.1 on a fresh connection; `count` counts it while it lives.
@@ -57,7 +58,10 @@ pub(super) async fn open(
         }
         drop(open);
     });
-    Ok(Http1 { sender })
+    Ok(Http1 {
+        sender,
+        opened: Instant::now(),
+    })
 }
 
 impl Http1 {

@@ -69,6 +69,13 @@ pub(super) struct Keeping {
     pub(super) max_age: Option<Duration>,
 }
 
+impl Keeping {
+    /// Whether a connection opened then takes no more requests, over HTTP/1.1 as over HTTP/2.
+    pub(super) fn is_over(&self, opened: Instant) -> bool {
+        self.max_age.is_some_and(|age| opened.elapsed() >= age)
+    }
+}
+
 /// One connection.
 pub(super) struct Link {
     /// None once retired: no further streams, and the connection ends with its last.
@@ -340,8 +347,7 @@ async fn drive(
                 return Poll::Ready(());
             }
             let idle = streams == 0 && now - last_used >= IDLE_TIMEOUT;
-            let old = keeping.max_age.is_some_and(|age| now - opened >= age);
-            if idle || old {
+            if idle || keeping.is_over(opened) {
                 link.retire();
             }
             if silent
@@ -367,5 +373,25 @@ async fn drive(
         if let Some(ended) = ended.take() {
             ended();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_to_peers_are_renewed_and_those_to_local_are_not() {
+        let opened = Instant::now();
+        let keeping = |max_age| Keeping {
+            ping_idle: true,
+            max_age,
+        };
+        let age = Duration::from_mins(10);
+        tokio::time::advance(age - Duration::from_millis(1)).await;
+        assert!(!keeping(Some(age)).is_over(opened));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(keeping(Some(age)).is_over(opened));
+        assert!(!keeping(None).is_over(opened));
     }
 }

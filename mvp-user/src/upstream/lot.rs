@@ -109,9 +109,9 @@ impl Lot {
     /// Forgets what is closed or unused for long; whether nothing is left.
     pub(super) fn sweep(&self) -> bool {
         self.links.borrow_mut().retain(|link| !link.is_retired());
-        self.idle.borrow_mut().retain(|(connection, since)| {
-            !connection.is_closed() && since.elapsed() < IDLE_TIMEOUT
-        });
+        self.idle
+            .borrow_mut()
+            .retain(|(connection, since)| self.keeps(connection, *since));
         self.links.borrow().is_empty()
             && self.http1_open.load(Ordering::Relaxed) == 0
             && self.opening.borrow().is_none()
@@ -235,13 +235,19 @@ impl Lot {
         Ok(())
     }
 
+    /// Whether an HTTP/1.1 connection that is idle since then may be used again.
+    fn keeps(&self, connection: &Http1, idle_since: Instant) -> bool {
+        !connection.is_closed()
+            && !self.keeping.is_over(connection.opened)
+            && idle_since.elapsed() < IDLE_TIMEOUT
+    }
+
     async fn send_http1(self: &Rc<Self>, dialer: &Dialer, request: Request<Body>) -> Sent {
         let mut connection = loop {
             let idle = self.idle.borrow_mut().pop();
             match idle {
-                Some((connection, since))
-                    if connection.is_closed() || since.elapsed() >= IDLE_TIMEOUT => {}
-                Some((connection, _)) => break connection,
+                Some((connection, since)) if self.keeps(&connection, since) => break connection,
+                Some(_) => {}
                 None if self.http1_open.load(Ordering::Relaxed) >= MAX_HTTP1 => {
                     return Sent::Done(Err(SendError::unsent(Cause::Busy, request)));
                 }
