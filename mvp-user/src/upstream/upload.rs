@@ -64,8 +64,11 @@ impl Upload {
                     }
                     Err(frame) => {
                         if let Ok(trailers) = frame.into_trailers() {
-                            // Fails only if the stream is over.
-                            drop(self.stream.send_trailers(trailers));
+                            // Those of an HTTP/1.1 client may name what HTTP/2 forbids (`Connection`); its body is whole
+                            // without them. Else it fails only if the stream is over.
+                            if self.stream.send_trailers(trailers).is_err() {
+                                drop(self.stream.send_data(Bytes::new(), true));
+                            }
                             return Poll::Ready(Ok(()));
                         }
                     }

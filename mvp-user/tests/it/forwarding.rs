@@ -376,6 +376,34 @@ async fn bodies_pass_whole_in_both_directions_with_trailers_and_lengths() {
 }
 
 #[tokio::test]
+async fn trailers_of_a_request_pass_and_forbidden_ones_hold_it_up_for_nobody() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in [Speaks::Both, Speaks::Http1] {
+        let local = Fake::start(&pki, speaks, |request: Request<Incoming>| async move {
+            let whole = request.into_body().collect().await;
+            let whole = whole.map_err(std::io::Error::other)?;
+            let sum = whole.trailers().and_then(|trailers| trailers.get("x-sum"));
+            let sum = sum.map_or("no sum", |sum| sum.to_str().unwrap()).to_owned();
+            let body = String::from_utf8_lossy(&whole.to_bytes()).into_owned();
+            Ok(text(200, format!("{body}, {sum}")))
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        let client = user(&pki, "jane", &[], false);
+        for (trailer, expected) in [
+            ("X-Sum: 7", "body, 7"),
+            ("Connection: close", "body, no sum"),
+        ] {
+            let request = format!(
+                "POST /api/v1/pods HTTP/1.1\r\nHost: a\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n{trailer}\r\n\r\n"
+            );
+            let answer = raw(&client, plane.address, request.as_bytes()).await;
+            assert!(answer.ends_with(expected), "{speaks:?}: {answer}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn large_headers_pass_and_too_large_ones_are_431() {
     let pki = ClusterPki::new().unwrap();
     for speaks in [Speaks::Both, Speaks::Http1] {
