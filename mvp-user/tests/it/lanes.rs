@@ -12,7 +12,10 @@ use bench::pki::ClusterPki;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use tokio::time::sleep;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::sleep,
+};
 
 use crate::{
     client::{Bare, Wire, get},
@@ -260,6 +263,60 @@ async fn refused_streams_and_those_beyond_goaway_are_sent_again_whatever_their_m
             (status, times)
         );
     }
+}
+
+/// Reads what an HTTP/2 client sends until its first request has come.
+async fn until_headers(io: &mut (impl tokio::io::AsyncRead + Unpin)) {
+    const HEADERS: u8 = 1;
+    io.read_exact(&mut [0; 24]).await.unwrap();
+    let mut kind = 0;
+    while kind != HEADERS {
+        let mut head = [0; 9];
+        io.read_exact(&mut head).await.unwrap();
+        kind = head[3];
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; usize::try_from(length).unwrap()];
+        io.read_exact(&mut payload).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_write_beyond_the_last_stream_of_a_goaway_is_sent_again_and_runs_once() {
+    let pki = ClusterPki::new().unwrap();
+    let worked = Arc::<AtomicUsize>::default();
+    let count = Arc::clone(&worked);
+    let local = Fake::raw(&pki, Speaks::Both, Arc::default(), move |mut io, number| {
+        let count = Arc::clone(&count);
+        async move {
+            if number == 0 {
+                // SETTINGS; and when the request is there, a GOAWAY whose last stream is 0.
+                io.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+                io.flush().await.unwrap();
+                until_headers(&mut io).await;
+                let goaway = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+                io.write_all(&goaway).await.unwrap();
+                io.shutdown().await.unwrap();
+                // Until the client has gone, so that nothing is reset.
+                drop(io.read_to_end(&mut Vec::new()).await);
+                return;
+            }
+            let mut connection = h2::server::handshake(io).await.unwrap();
+            while let Some(Ok((_request, mut respond))) = connection.accept().await {
+                count.fetch_add(1, Ordering::SeqCst);
+                let created = Response::builder().status(201).body(()).unwrap();
+                respond.send_response(created, true).unwrap();
+            }
+        }
+    })
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], true);
+    let answer = client
+        .once_with(plane.address, "POST", "/api/v1/pods", &[], "x")
+        .await
+        .unwrap();
+    assert_eq!(answer.status, 201);
+    assert_eq!(worked.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

@@ -327,3 +327,48 @@ async fn the_gate_of_100_continue_opens_at_100_at_an_answer_or_after_a_second() 
         }
     }
 }
+
+#[tokio::test]
+async fn an_http2_upstream_s_100_opens_the_gate_and_its_other_interim_answers_are_dropped() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::raw(&pki, Speaks::Both, Arc::default(), |io, _| async move {
+        let mut connection = h2::server::handshake(io).await.unwrap();
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            tokio::spawn(async move {
+                let interim = |status: u16| Response::builder().status(status).body(()).unwrap();
+                respond.send_informational(interim(103)).unwrap();
+                sleep(Duration::from_millis(400)).await;
+                respond.send_informational(interim(100)).unwrap();
+                let mut body = request.into_body();
+                let mut size = 0;
+                while let Some(Ok(chunk)) = body.data().await {
+                    size += chunk.len();
+                }
+                let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                stream.send_data(size.to_string().into(), true).unwrap();
+            });
+        }
+    })
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], false);
+    let mut io = client.tls(plane.address).await.unwrap();
+    let head = "PUT /api/v1/namespaces/d/pods/p HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n";
+    io.write_all(head.as_bytes()).await.unwrap();
+    let start = Instant::now();
+    let mut answer = Vec::new();
+    io.read_buf(&mut answer).await.unwrap();
+    assert!(answer.starts_with(b"HTTP/1.1 100 "));
+    let waited = start.elapsed();
+    assert!(
+        waited > Duration::from_millis(350) && waited < Duration::from_millis(900),
+        "{waited:?}"
+    );
+    io.write_all(b"abc").await.unwrap();
+    answer.clear();
+    while !answer.ends_with(b"\r\n\r\n3") {
+        let read = timeout(Duration::from_secs(5), io.read_buf(&mut answer)).await;
+        assert!(read.unwrap().unwrap() > 0);
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 200 "));
+}
