@@ -28,6 +28,8 @@ pub enum Refusal {
     BadRequest(&'static str),
     /// Headers beyond kube-apiserver's 1 MiB.
     HeadersTooLarge,
+    /// A request target beyond what `http::Uri` holds.
+    UriTooLong,
     /// Only servers that are unreachable or departed serve it.
     OnlyUnavailableServe,
     /// Peers are not learnt yet, so a 404 would not be known to be true.
@@ -76,10 +78,11 @@ struct Details {
 
 impl Refusal {
     /// One of each kind.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Unauthorized,
         Self::BadRequest(""),
         Self::HeadersTooLarge,
+        Self::UriTooLong,
         Self::OnlyUnavailableServe,
         Self::NotReady,
         Self::Unconfirmed,
@@ -100,6 +103,7 @@ impl Refusal {
             Self::Unauthorized => "unauthorized",
             Self::BadRequest(_) => "bad_request",
             Self::HeadersTooLarge => "headers_too_large",
+            Self::UriTooLong => "uri_too_long",
             Self::OnlyUnavailableServe => "only_unavailable_serve",
             Self::NotReady => "not_ready",
             Self::Unconfirmed => "unconfirmed",
@@ -117,7 +121,9 @@ impl Refusal {
     /// Whose fault it is.
     pub const fn side(self) -> Side {
         match self {
-            Self::Unauthorized | Self::BadRequest(_) | Self::HeadersTooLarge => Side::Client,
+            Self::Unauthorized | Self::BadRequest(_) | Self::HeadersTooLarge | Self::UriTooLong => {
+                Side::Client
+            }
             Self::Unreachable(side) => side,
             Self::LocalDown => Side::Local,
             Self::OnlyUnavailableServe
@@ -138,6 +144,7 @@ impl Refusal {
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::UriTooLong => StatusCode::URI_TOO_LONG,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -149,6 +156,7 @@ impl Refusal {
             Self::Unauthorized
             | Self::BadRequest(_)
             | Self::HeadersTooLarge
+            | Self::UriTooLong
             | Self::Interrupted => None,
             Self::OnlyUnavailableServe | Self::Unproven => Some(5),
             _ => Some(1),
@@ -160,6 +168,7 @@ impl Refusal {
             Self::Unauthorized => "Unauthorized",
             Self::BadRequest(_) => "BadRequest",
             Self::HeadersTooLarge => "RequestHeaderFieldsTooLarge",
+            Self::UriTooLong => "RequestURITooLong",
             _ => "ServiceUnavailable",
         }
     }
@@ -170,6 +179,7 @@ impl Refusal {
             Self::Unauthorized => "Unauthorized",
             Self::BadRequest(what) => what,
             Self::HeadersTooLarge => "request headers exceed 1 MiB",
+            Self::UriTooLong => "the request's path and query exceed 64 KiB",
             Self::OnlyUnavailableServe => {
                 "the kube-apiservers that serve this resource are unavailable, please try again later"
             }
@@ -203,8 +213,8 @@ impl Refusal {
     }
 }
 
-/// The answer for `why`.
-pub fn refuse(why: Refusal) -> Response<Body> {
+/// The `Status` for `why`.
+fn status(why: Refusal) -> Vec<u8> {
     let status = Status {
         kind: "Status",
         api_version: "v1",
@@ -219,7 +229,23 @@ pub fn refuse(why: Refusal) -> Response<Body> {
     };
     let mut body = serde_json::to_vec(&status).unwrap_or_default();
     body.push(b'\n');
-    let mut response = Response::new(Body::full(body));
+    body
+}
+
+/// The last answer on an HTTP/1.1 connection, as it is written: for what could not be read as a request.
+pub fn refuse_unread(why: Refusal) -> Vec<u8> {
+    let body = status(why);
+    let head = format!(
+        "HTTP/1.1 {}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        why.status(),
+        body.len()
+    );
+    [head.into_bytes(), body].concat()
+}
+
+/// The answer for `why`.
+pub fn refuse(why: Refusal) -> Response<Body> {
+    let mut response = Response::new(Body::full(status(why)));
     *response.status_mut() = why.status();
     let headers = response.headers_mut();
     headers.insert(

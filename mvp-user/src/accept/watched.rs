@@ -1,26 +1,34 @@
 //! A client's HTTP/1.1 connection that tells how much was read from it: what tells a client that has begun its next
-//! request from one that is idle. Not for what follows from that (`serve`).
+//! request from one that is idle. And what hyper answers by itself, to what it cannot read as a request, becomes an answer
+//! of mvp's here: hyper's has no body. Not for what follows from that (`serve`).
 
 use std::{
     io,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
+use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::server::TlsStream;
 
-use crate::tls::RecordStream;
+use crate::{
+    reply::{self, Refusal},
+    tls::RecordStream,
+};
 
 /// See the module.
 #[derive(Debug)]
 pub struct Watched {
     io: TlsStream<RecordStream>,
     read: Arc<AtomicU64>,
+    unread: Arc<OnceLock<Refusal>>,
+    /// What is left of the answer that is written in place of hyper's.
+    instead: Bytes,
 }
 
 impl Watched {
@@ -29,12 +37,38 @@ impl Watched {
         Self {
             io,
             read: Arc::default(),
+            unread: Arc::default(),
+            instead: Bytes::new(),
         }
     }
 
     /// The number of bytes read so far, as it grows.
     pub fn read(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.read)
+    }
+
+    /// Why the connection ends, if that is because something could not be read as a request.
+    pub fn unread(&self) -> Arc<OnceLock<Refusal>> {
+        Arc::clone(&self.unread)
+    }
+
+    /// Writes the whole of mvp's answer before hyper hears that its own is written.
+    fn poll_write_instead(
+        &mut self,
+        context: &mut Context<'_>,
+        why: Refusal,
+    ) -> Poll<io::Result<()>> {
+        if self.unread.set(why).is_ok() {
+            self.instead = reply::refuse_unread(why).into();
+        }
+        while !self.instead.is_empty() {
+            let written = ready!(Pin::new(&mut self.io).poll_write(context, &self.instead))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.instead.advance(written);
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// The connection itself.
@@ -65,6 +99,10 @@ impl AsyncWrite for Watched {
         context: &mut Context<'_>,
         buffer: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if let Some(why) = by_hyper(buffer) {
+            ready!(self.poll_write_instead(context, why))?;
+            return Poll::Ready(Ok(buffer.len()));
+        }
         Pin::new(&mut self.io).poll_write(context, buffer)
     }
 
@@ -81,10 +119,63 @@ impl AsyncWrite for Watched {
         context: &mut Context<'_>,
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let [head] = buffers
+            && by_hyper(head).is_some()
+        {
+            return self.poll_write(context, head);
+        }
         Pin::new(&mut self.io).poll_write_vectored(context, buffers)
     }
 
     fn is_write_vectored(&self) -> bool {
         self.io.is_write_vectored()
+    }
+}
+
+/// What hyper means by an answer of its own: a status, that the connection closes, that there is no body, the date, and
+/// nothing else. No API server says so little.
+fn by_hyper(head: &[u8]) -> Option<Refusal> {
+    let text = str::from_utf8(head.strip_prefix(b"HTTP/1.1 4")?).ok()?;
+    let why = match text.get(..3)? {
+        "00 " => Refusal::BadRequest("malformed HTTP/1.1 request"),
+        "14 " => Refusal::UriTooLong,
+        "31 " => Refusal::HeadersTooLarge,
+        _ => return None,
+    };
+    let (_, lines) = text.strip_suffix("\r\n\r\n")?.split_once("\r\n")?;
+    let mut closes = false;
+    let says_no_more = lines.split("\r\n").all(|line| {
+        closes |= line == "connection: close";
+        line == "connection: close" || line == "content-length: 0" || line.starts_with("date: ")
+    });
+    (says_no_more && closes).then_some(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_hyper_s_own_words_are_replaced() {
+        let own = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\ndate: Tue, 01 Dec 2026 09:00:00 GMT\r\n\r\n";
+        assert!(matches!(
+            by_hyper(own.as_bytes()),
+            Some(Refusal::BadRequest(_))
+        ));
+        let status = |code: &str| own.replace("400 Bad Request", code);
+        let long = status("414 URI Too Long");
+        assert_eq!(by_hyper(long.as_bytes()), Some(Refusal::UriTooLong));
+        let large = status("431 Request Header Fields Too Large");
+        assert_eq!(by_hyper(large.as_bytes()), Some(Refusal::HeadersTooLarge));
+        for other in [
+            status("404 Not Found"),
+            own.replace("date: ", "audit-id: 1\r\ndate: "),
+            own.replace("content-length: 0", "content-length: 1"),
+            own.replace("connection: close\r\n", ""),
+            format!("{own}x"),
+            "HTTP/1.1 400".to_owned(),
+        ] {
+            assert_eq!(by_hyper(other.as_bytes()), None, "{other}");
+        }
     }
 }

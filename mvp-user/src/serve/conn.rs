@@ -54,6 +54,7 @@ pub(super) async fn serve_h1(
         service_fn(move |request| Rc::clone(&visit).answer(request))
     };
     let io = Watched::new(io);
+    let unread = io.unread();
     let mut connection = pin!(
         http1::Builder::new()
             .timer(Patience(io.read()))
@@ -69,6 +70,9 @@ pub(super) async fn serve_h1(
         tokio::select! {
             biased;
             end = connection.as_mut() => {
+                if let Some(why) = unread.get() {
+                    visit.thread.shared.metrics.unread(*why);
+                }
                 report(visit, end);
                 return;
             }

@@ -371,6 +371,11 @@ impl Metrics {
         self.refused.get_or_create(&RefusedLabels::of(why)).inc();
     }
 
+    /// What came could not be read as a request.
+    pub(super) fn unread(&self, why: Refusal) {
+        self.refused.get_or_create(&RefusedLabels::of(why)).inc();
+    }
+
     pub(super) fn certificate(&self, reason: Reason) {
         self.certificates
             .get_or_create(&CertificateLabels {

@@ -468,6 +468,43 @@ async fn large_headers_pass_and_too_large_ones_are_431() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_read_as_a_request_is_answered_with_a_status() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::named(&pki, Speaks::Both, "local").await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], false);
+    let selector = format!("labelSelector={}", "a".repeat(200_000));
+    for (request, code) in [
+        ("GET /api/v1/pods\r\n\r\n".to_owned(), 400),
+        (
+            "GET /api HTTP/1.1\r\nHost: a\r\nbad name: 1\r\n\r\n".to_owned(),
+            400,
+        ),
+        (
+            format!("GET /api/v1/pods?{selector} HTTP/1.1\r\nHost: a\r\n\r\n"),
+            414,
+        ),
+        (
+            format!(
+                "GET /api HTTP/1.1\r\nHost: a\r\n{}\r\n",
+                "x: y\r\n".repeat(2_001)
+            ),
+            431,
+        ),
+    ] {
+        let answer = raw(&client, plane.address, request.as_bytes()).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {code} ")), "{answer}");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains("content-type: application/json"), "{head}");
+        let body = body.strip_suffix("<closed>").unwrap();
+        let status: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(status["kind"], "Status");
+        assert_eq!(status["code"], code);
+    }
+    assert!(local.seen().is_empty());
+}
+
+#[tokio::test]
 async fn a_verified_front_proxy_names_the_user_and_its_marker_keeps_the_request_at_local() {
     let pki = ClusterPki::new().unwrap();
     let local = Fake::named(&pki, Speaks::Both, "local").await;
