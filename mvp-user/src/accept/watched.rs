@@ -10,16 +10,23 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::{Buf as _, Bytes};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Sleep, sleep},
+};
 use tokio_rustls::server::TlsStream;
 
 use crate::{
     reply::{self, Refusal},
     tls::RecordStream,
 };
+
+/// How long a client that still sends may take to see the end. Go's server waits half as long (`rstAvoidanceDelay`).
+const LINGER: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug)]
@@ -29,6 +36,8 @@ pub struct Watched {
     unread: Arc<OnceLock<Refusal>>,
     /// What is left of the answer that is written in place of hyper's.
     instead: Bytes,
+    /// Our end is sent, and the client still sent something then.
+    linger: Option<Pin<Box<Sleep>>>,
 }
 
 impl Watched {
@@ -39,6 +48,7 @@ impl Watched {
             read: Arc::default(),
             unread: Arc::default(),
             instead: Bytes::new(),
+            linger: None,
         }
     }
 
@@ -69,6 +79,27 @@ impl Watched {
             self.instead.advance(written);
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Throws away what a client still sends: closing with unread input resets the connection, and the reset may overtake
+    /// the last answer, one that came before the request's body was read most of all.
+    fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let mut piece = [0; 4096];
+        loop {
+            if let Some(end) = &mut self.linger
+                && end.as_mut().poll(context).is_ready()
+            {
+                return Poll::Ready(());
+            }
+            let mut rest = ReadBuf::new(&mut piece);
+            match Pin::new(self.io.get_mut().0).poll_read(context, &mut rest) {
+                Poll::Ready(Ok(())) if !rest.filled().is_empty() => {
+                    self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+                }
+                Poll::Pending if self.linger.is_some() => return Poll::Pending,
+                _ => return Poll::Ready(()),
+            }
+        }
     }
 
     /// The connection itself.
@@ -111,7 +142,10 @@ impl AsyncWrite for Watched {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
+        if self.linger.is_none() {
+            ready!(Pin::new(&mut self.io).poll_shutdown(context))?;
+        }
+        self.poll_linger(context).map(Ok)
     }
 
     fn poll_write_vectored(

@@ -12,7 +12,10 @@ use bench::pki::ClusterPki;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use tokio::time::sleep;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::sleep,
+};
 
 use crate::{
     client::{Wire, get, request},
@@ -419,6 +422,28 @@ async fn an_early_refusal_of_an_upload_reaches_the_client() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn an_early_refusal_is_not_overtaken_by_a_reset_while_the_client_still_sends() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::start(&pki, Speaks::Both, |_| async { Ok(text(413, "too much")) }).await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], false);
+    let mut io = client.tls(plane.address).await.unwrap();
+    let head = "POST /api/v1/pods HTTP/1.1\r\nHost: a\r\nContent-Length: 8000000\r\n\r\n";
+    io.write_all(head.as_bytes()).await.unwrap();
+    // More than sockets hold, in pieces with pauses: the answer has been sent long before the last.
+    for _ in 0..80 {
+        io.write_all(&[b'x'; 100_000]).await.unwrap();
+        sleep(Duration::from_millis(2)).await;
+    }
+    let mut answer = String::new();
+    io.read_to_string(&mut answer).await.unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 413") && answer.ends_with("too much"),
+        "{answer}"
+    );
 }
 
 #[tokio::test]
