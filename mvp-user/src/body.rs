@@ -14,10 +14,12 @@ use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
 
 pub use self::{
+    gate::Gate,
     kept::{Keeper, Kept, REPLAY_LIMIT},
     streamed::{Open, Streamed},
 };
 
+mod gate;
 mod kept;
 mod streamed;
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::{
     api::ServerId,
-    body::{Body, Keeper},
+    body::{Body, Gate, Keeper},
     config::RequestHeaders,
     health::Prober,
     identity::{self, Caller},
@@ -146,7 +146,11 @@ impl Outbound {
         }
         identity::forward_identity(caller, headers, names);
         head.uri = headers::absolute(std::mem::take(&mut head.uri), headers, version)?;
+        let gate = head.extensions.remove::<Gate>();
         head.extensions.clear();
+        if let Some(gate) = gate {
+            head.extensions.insert(gate);
+        }
         let body = if http_body::Body::is_end_stream(&body) {
             Source::Empty
         } else {

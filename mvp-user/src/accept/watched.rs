@@ -1,9 +1,10 @@
 //! A client's HTTP/1.1 connection that tells how much was read from it: what tells a client that has begun its next
 //! request from one that is idle. And what hyper answers by itself, to what it cannot read as a request, becomes an answer
-//! of mvp's here: hyper's has no body. Not for what follows from that (`serve`).
+//! of mvp's here: hyper's has no body. And a client that sends a body before 100-continue opens its own gate here, since
+//! hyper does not look. Not for what follows from that (`serve`).
 
 use std::{
-    io,
+    io::{self, BufRead as _},
     pin::Pin,
     sync::{
         Arc, OnceLock,
@@ -21,6 +22,7 @@ use tokio::{
 use tokio_rustls::server::TlsStream;
 
 use crate::{
+    body::Gate,
     reply::{self, Refusal},
     tls::RecordStream,
 };
@@ -33,6 +35,9 @@ const LINGER: Duration = Duration::from_secs(1);
 pub struct Watched {
     io: TlsStream<RecordStream>,
     read: Arc<AtomicU64>,
+    /// The last bytes read.
+    tail: [u8; 6],
+    gate: Gate,
     unread: Arc<OnceLock<Refusal>>,
     /// What is left of the answer that is written in place of hyper's.
     instead: Bytes,
@@ -46,6 +51,8 @@ impl Watched {
         Self {
             io,
             read: Arc::default(),
+            tail: [0; 6],
+            gate: Gate::default(),
             unread: Arc::default(),
             instead: Bytes::new(),
             linger: None,
@@ -55,6 +62,29 @@ impl Watched {
     /// The number of bytes read so far, as it grows.
     pub fn read(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.read)
+    }
+
+    /// The gate of the request that is being served.
+    pub fn gate(&self) -> Gate {
+        self.gate.clone()
+    }
+
+    /// Whether the client has sent more than the head that hyper read last; else the task is woken when it does.
+    fn sends(&mut self, context: &mut Context<'_>) -> bool {
+        if !is_end_of_head(self.tail) {
+            return true;
+        }
+        let (below, session) = self.io.get_mut();
+        let nothing = matches!(
+            session.reader().fill_buf(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock
+        );
+        if !nothing {
+            return true;
+        }
+        let mut byte = [0];
+        let mut seen = ReadBuf::new(&mut byte);
+        below.stream().poll_peek(context, &mut seen).is_ready()
     }
 
     /// Why the connection ends, if that is because something could not be read as a request.
@@ -119,6 +149,8 @@ impl AsyncRead for Watched {
         let new = buffer.filled().len().saturating_sub(before);
         if new > 0 {
             self.read.fetch_add(new as u64, Ordering::Relaxed);
+            let piece = buffer.filled().get(before..).unwrap_or_default();
+            remember(&mut self.tail, piece);
         }
         polled
     }
@@ -137,7 +169,11 @@ impl AsyncWrite for Watched {
         Pin::new(&mut self.io).poll_write(context, buffer)
     }
 
+    /// hyper flushes whenever it has looked at everything else.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.gate.is_shut() && self.sends(context) {
+            self.gate.open();
+        }
         Pin::new(&mut self.io).poll_flush(context)
     }
 
@@ -166,6 +202,21 @@ impl AsyncWrite for Watched {
     }
 }
 
+/// Keeps the last bytes of all that was read.
+fn remember(tail: &mut [u8; 6], piece: &[u8]) {
+    let kept = piece.len().min(tail.len());
+    tail.rotate_left(kept);
+    let new = piece.iter().rev();
+    for (to, from) in tail.iter_mut().rev().zip(new) {
+        *to = *from;
+    }
+}
+
+/// Whether so ends a head, with nothing of a body behind it. The last chunk of a body ends alike.
+fn is_end_of_head(tail: [u8; 6]) -> bool {
+    (tail.ends_with(b"\n\r\n") || tail.ends_with(b"\n\n")) && tail != *b"\n0\r\n\r\n"
+}
+
 /// What hyper means by an answer of its own: a status, that the connection closes, that there is no body, the date, and
 /// nothing else. No API server says so little.
 fn by_hyper(head: &[u8]) -> Option<Refusal> {
@@ -188,6 +239,30 @@ fn by_hyper(head: &[u8]) -> Option<Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_head_is_known_however_it_is_cut() {
+        let cases: [(&str, bool); 6] = [
+            ("GET / HTTP/1.1\r\nHost: a\r\n\r\n", true),
+            ("GET / HTTP/1.1\nHost: a\n\n", true),
+            ("PUT / HTTP/1.1\r\nHost: a\r\n\r\nbody", false),
+            (
+                "PUT / HTTP/1.1\r\nHost: a\r\n\r\n1\r\na\r\n0\r\n\r\n",
+                false,
+            ),
+            ("PUT / HTTP/1.1\r\nHost: a\r\n", false),
+            ("", false),
+        ];
+        for (text, ends) in cases {
+            for size in 1..=text.len().max(1) {
+                let mut tail = [0; 6];
+                for piece in text.as_bytes().chunks(size) {
+                    remember(&mut tail, piece);
+                }
+                assert_eq!(is_end_of_head(tail), ends, "{text:?} in pieces of {size}");
+            }
+        }
+    }
 
     #[test]
     fn only_hyper_s_own_words_are_replaced() {

@@ -2,7 +2,9 @@
 
 use std::{cell::Cell, future::poll_fn, pin::pin, rc::Rc, time::Duration};
 
+use http::{Request, header};
 use hyper::{
+    body::{Body as _, Incoming},
     rt::Executor,
     server::conn::{http1, http2},
     service::service_fn,
@@ -49,11 +51,17 @@ pub(super) async fn serve_h1(
     visit: &Rc<Visit>,
     mut leave: watch::Receiver<u64>,
 ) {
-    let service = {
-        let visit = Rc::clone(visit);
-        service_fn(move |request| Rc::clone(&visit).answer(request))
-    };
     let io = Watched::new(io);
+    let service = {
+        let (visit, gate) = (Rc::clone(visit), io.gate());
+        service_fn(move |mut request: Request<Incoming>| {
+            if request.headers().contains_key(header::EXPECT) && !request.body().is_end_stream() {
+                gate.shut();
+                request.extensions_mut().insert(gate.clone());
+            }
+            Rc::clone(&visit).answer(request)
+        })
+    };
     let unread = io.unread();
     let mut connection = pin!(
         http1::Builder::new()

@@ -22,9 +22,9 @@ use tokio::{
 
 use super::{
     Stream,
-    link::{CONTINUE_TIMEOUT, MAX_HEADERS},
+    link::{CONTINUE_TIMEOUT, MAX_HEADERS, waits},
 };
-use crate::body::{Body, BodyError, Open};
+use crate::body::{Body, BodyError, Gate, Open};
 
 /// kube-apiserver answers with few header lines; a bound is needed only so that they are bounded.
 const MAX_HEADER_LINES: usize = 1024;
@@ -75,8 +75,9 @@ impl Http1 {
         &mut self,
         request: Request<Body>,
     ) -> Result<Response<Incoming>, Box<TrySendError<Request<Body>>>> {
+        let version = request.version();
         self.sender
-            .try_send_request(gate(origin_form(request)))
+            .try_send_request(gate(origin_form(request), version))
             .await
             .map_err(Box::new)
     }
@@ -112,8 +113,9 @@ pub(super) fn absolute_form(mut request: Request<Body>) -> Request<Body> {
 
 /// Keeps a body that waits for 100-continue from being read before the upstream asks for it: reading it makes hyper
 /// tell the client to send.
-fn gate(mut request: Request<Body>) -> Request<Body> {
-    if !request.headers().contains_key(header::EXPECT) || request.body().is_end_stream() {
+fn gate(mut request: Request<Body>, version: Version) -> Request<Body> {
+    let gate = request.extensions_mut().remove::<Gate>();
+    if !waits(request.headers(), version) || request.body().is_end_stream() {
         return request;
     }
     let (open, opened) = oneshot::channel();
@@ -130,7 +132,11 @@ fn gate(mut request: Request<Body>) -> Request<Body> {
     request.map(|body| {
         Body::boxed(Gated {
             body,
-            opened: Some((opened, Box::pin(sleep(CONTINUE_TIMEOUT)))),
+            waiting: Some(Waiting {
+                asked: opened,
+                late: Box::pin(sleep(CONTINUE_TIMEOUT)),
+                gate,
+            }),
         })
     })
 }
@@ -138,7 +144,31 @@ fn gate(mut request: Request<Body>) -> Request<Body> {
 /// A body behind the gate of 100-continue.
 struct Gated {
     body: Body,
-    opened: Option<(oneshot::Receiver<()>, Pin<Box<Sleep>>)>,
+    waiting: Option<Waiting>,
+}
+
+/// What opens the gate.
+struct Waiting {
+    asked: oneshot::Receiver<()>,
+    late: Pin<Box<Sleep>>,
+    /// The client's; an HTTP/2 client has none.
+    gate: Option<Gate>,
+}
+
+impl Waiting {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let sends = self
+            .gate
+            .as_ref()
+            .is_some_and(|gate| gate.poll_open(cx).is_ready());
+        if !sends && Pin::new(&mut self.asked).poll(cx).is_pending() {
+            ready!(self.late.as_mut().poll(cx));
+        }
+        if let Some(gate) = &self.gate {
+            gate.open();
+        }
+        Poll::Ready(())
+    }
 }
 
 impl HttpBody for Gated {
@@ -149,12 +179,9 @@ impl HttpBody for Gated {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if let Some((opened, late)) = &mut self.opened {
-            let asked = Pin::new(opened).poll(cx).is_ready();
-            if !asked {
-                ready!(late.as_mut().poll(cx));
-            }
-            self.opened = None;
+        if let Some(waiting) = &mut self.waiting {
+            ready!(waiting.poll(cx));
+            self.waiting = None;
         }
         Pin::new(&mut self.body).poll_frame(cx)
     }

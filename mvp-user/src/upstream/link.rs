@@ -33,7 +33,7 @@ use super::{
     upload::{ClientGone, Upload},
 };
 use crate::{
-    body::{Body, Open, Streamed},
+    body::{Body, Gate, Open, Streamed},
     wire::{Outlet, Wire, driven},
 };
 
@@ -189,9 +189,11 @@ impl Link {
             ))));
         }
         let whole = http_body::Body::is_end_stream(&body);
-        // HTTP/2 clients need no gate: nothing is told to them by reading their body.
-        let gated =
-            !whole && version != Version::HTTP_2 && parts.headers.contains_key(header::EXPECT);
+        // HTTP/2 clients have no gate: nothing is told to them by reading their body.
+        let gate = parts
+            .extensions
+            .remove::<Gate>()
+            .filter(|_| !whole && waits(&parts.headers, version));
         parts.version = Version::HTTP_2;
         let sent = match self.sender.borrow_mut().as_mut() {
             Some(sender) => sender.send_request(Request::from_parts(parts, ()), whole),
@@ -203,7 +205,11 @@ impl Link {
             self.retire();
         }
         let mut upload = (!whole).then(|| Upload::new(body, stream, version == Version::HTTP_2));
-        if gated && Box::pin(answered_before_continue(&mut response)).await {
+        let answered = match gate {
+            Some(gate) => Box::pin(answered_before_continue(&mut response, gate)).await,
+            None => false,
+        };
+        if answered {
             // To read the body now would tell the client to send it, and nobody wants it any more.
             upload = None;
         }
@@ -247,9 +253,21 @@ impl Link {
     }
 }
 
-/// The gate of 100-continue: opens at the upstream's 100 or after a while; true if the final answer came first.
-async fn answered_before_continue(response: &mut ResponseFuture) -> bool {
-    let gate = poll_fn(|cx| {
+/// Whether a client waits for 100-continue: HTTP/1.0 has none.
+pub(super) fn waits(headers: &HeaderMap, version: Version) -> bool {
+    version != Version::HTTP_10
+        && headers
+            .get(header::EXPECT)
+            .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+/// The gate of 100-continue: opens at the upstream's 100, when the client sends all the same, or after a while; true if
+/// the final answer came first.
+async fn answered_before_continue(response: &mut ResponseFuture, gate: Gate) -> bool {
+    let asked = poll_fn(|cx| {
+        if gate.poll_open(cx).is_ready() {
+            return Poll::Ready(false);
+        }
         loop {
             match response.poll_informational(cx) {
                 Poll::Ready(Some(Ok(interim))) if interim.status() != StatusCode::CONTINUE => {}
@@ -259,7 +277,9 @@ async fn answered_before_continue(response: &mut ResponseFuture) -> bool {
             }
         }
     });
-    timeout(CONTINUE_TIMEOUT, gate).await.unwrap_or(false)
+    let answered = timeout(CONTINUE_TIMEOUT, asked).await.unwrap_or(false);
+    gate.open();
+    answered
 }
 
 /// The answer's headers came before the whole request was sent: the rest goes on for as long as the answer lives.

@@ -261,6 +261,50 @@ async fn an_answer_may_come_before_the_request_is_complete() {
 }
 
 #[tokio::test]
+async fn a_client_that_sends_without_waiting_for_100_continue_is_not_kept_waiting() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in SPEAKS {
+        let local = Fake::start(&pki, speaks, |request: Request<Incoming>| async move {
+            let body = request.into_body().collect().await;
+            Ok(text(200, body.map_err(std::io::Error::other)?.to_bytes()))
+        })
+        .await;
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+        let client = user(&pki, "jane", &[], false);
+        let sized = "PUT /api/v1/namespaces/d/pods/p HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n";
+        let chunked = sized.replace("Content-Length: 4", "Transfer-Encoding: chunked");
+        let old = sized.replace("HTTP/1.1", "HTTP/1.0");
+        let other = sized.replace("100-continue", "something");
+        for pieces in [
+            vec![format!("{sized}body")],
+            vec![sized.to_owned(), "body".to_owned()],
+            vec![format!("{sized}b"), "ody".to_owned()],
+            vec![format!("{chunked}4\r\nbody\r\n0\r\n\r\n")],
+            vec![format!("{old}body")],
+            vec![format!("{other}body")],
+        ] {
+            let mut io = client.tls(plane.address).await.unwrap();
+            let start = Instant::now();
+            for piece in &pieces {
+                io.write_all(piece.as_bytes()).await.unwrap();
+                io.flush().await.unwrap();
+                sleep(Duration::from_millis(100)).await;
+            }
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"body") {
+                let read = timeout(Duration::from_secs(5), io.read_buf(&mut answer)).await;
+                assert!(read.unwrap().unwrap() > 0, "{pieces:?}");
+            }
+            let waited = start.elapsed();
+            assert!(
+                waited < Duration::from_millis(800),
+                "{pieces:?}: {waited:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
 async fn the_gate_of_100_continue_opens_at_100_at_an_answer_or_after_a_second() {
     let pki = ClusterPki::new().unwrap();
     for speaks in SPEAKS {
