@@ -25,21 +25,20 @@ use mvp_ebpf::{Outcome, Port, SteerKey, pair};
 
 /// The new connection as the kernel describes it
 /// (`struct bpf_sk_lookup`, <https://docs.kernel.org/bpf/prog_sk_lookup.html>).
-pub(crate) struct Connection {
-    /// [`mvp_ebpf::AF_INET`] or [`mvp_ebpf::AF_INET6`], of both ends.
-    pub(crate) family: u16,
-    /// Where it wants to go.
-    pub(crate) local: End,
-    /// Where it comes from.
-    pub(crate) remote: End,
-}
+///
+/// `local_port` is in host order, `remote_port` and the addresses are in network order. `ingress_ifindex` is not read:
+/// kernels before 5.17 reject a program that does.
+#[derive(Clone, Copy)]
+pub(crate) struct Connection<'a>(&'a SkLookupContext);
 
-/// An end of it.
-pub(crate) struct End {
-    /// In host byte order.
-    pub(crate) port: u16,
-    /// As [`mvp_ebpf::words`] gives them.
-    pub(crate) addr: [u32; 4],
+/// Reads one field. Volatile, because the verifier wants every field read by itself, at its own offset from the context;
+/// the compiler would merge and hoist plain reads. Each is several instructions in the kernel, so what most connections
+/// do not need is read where it is needed.
+macro_rules! field {
+    ($connection:expr, $($name:tt)+) => {
+        // SAFETY: the kernel passes a valid context for as long as the program runs.
+        unsafe { (&raw const (*$connection.0.lookup).$($name)+).read_volatile() }
+    };
 }
 
 /// What the kernel, and with it every helper that is for GPL-compatible programs only, asks for.
@@ -49,52 +48,64 @@ static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
 const IPPROTO_TCP: u32 = 6;
 
-impl Connection {
-    /// Reads the context; `None` when it is not TCP.
-    ///
-    /// `local_port` is in host order, `remote_port` and the addresses are in network order.
-    /// `ingress_ifindex` is not read: kernels before 5.17 reject a program that does.
+impl<'a> Connection<'a> {
+    /// The connection of the context; `None` when it is not TCP.
     #[inline(always)]
-    pub(crate) fn read(ctx: &SkLookupContext) -> Option<Self> {
-        let lookup = ctx.lookup;
-        /// Reads one field. Volatile, because the verifier wants every field read by itself, at
-        /// its own offset from the context; the compiler would merge and hoist plain reads.
-        macro_rules! field {
-            ($($name:tt)+) => {
-                // SAFETY: the kernel passes a valid context for as long as the program runs.
-                unsafe { (&raw const (*lookup).$($name)+).read_volatile() }
-            };
-        }
-        if field!(protocol) != IPPROTO_TCP {
-            return None;
-        }
+    pub(crate) fn of(ctx: &'a SkLookupContext) -> Option<Self> {
+        let connection = Self(ctx);
+        (field!(connection, protocol) == IPPROTO_TCP).then_some(connection)
+    }
+
+    /// [`mvp_ebpf::AF_INET`] or [`mvp_ebpf::AF_INET6`], of both ends.
+    #[inline(always)]
+    pub(crate) fn family(self) -> u16 {
+        #[expect(clippy::cast_possible_truncation, reason = "families have 16 bits")]
+        let family = field!(self, family) as u16;
+        family
+    }
+
+    /// The port it wants to go to, in host byte order.
+    #[inline(always)]
+    pub(crate) fn local_port(self) -> u16 {
+        #[expect(clippy::cast_possible_truncation, reason = "ports have 16 bits")]
+        let port = field!(self, local_port) as u16;
+        port
+    }
+
+    /// The port it comes from, in host byte order.
+    #[inline(always)]
+    pub(crate) fn remote_port(self) -> u16 {
+        u16::from_be(field!(self, remote_port))
+    }
+
+    /// The address it wants to go to, as [`mvp_ebpf::words`] gives it.
+    #[inline(always)]
+    pub(crate) fn local_addr(self) -> [u32; 4] {
         // The kernel reads the addresses of the other family as zero, so "or" joins the two
         // without a branch.
-        let local = [
-            field!(local_ip4) | field!(local_ip6[0]),
-            field!(local_ip6[1]),
-            field!(local_ip6[2]),
-            field!(local_ip6[3]),
-        ];
-        let remote = [
-            field!(remote_ip4) | field!(remote_ip6[0]),
-            field!(remote_ip6[1]),
-            field!(remote_ip6[2]),
-            field!(remote_ip6[3]),
-        ];
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "families and ports have 16 bits"
-        )]
-        let (family, port) = (field!(family) as u16, field!(local_port) as u16);
-        Some(Self {
-            family,
-            local: End { port, addr: local },
-            remote: End {
-                port: u16::from_be(field!(remote_port)),
-                addr: remote,
-            },
-        })
+        [
+            field!(self, local_ip4) | field!(self, local_ip6[0]),
+            field!(self, local_ip6[1]),
+            field!(self, local_ip6[2]),
+            field!(self, local_ip6[3]),
+        ]
+    }
+
+    /// The address it comes from, in the same form.
+    #[inline(always)]
+    pub(crate) fn remote_addr(self) -> [u32; 4] {
+        [
+            self.remote_v4() | field!(self, remote_ip6[0]),
+            field!(self, remote_ip6[1]),
+            field!(self, remote_ip6[2]),
+            field!(self, remote_ip6[3]),
+        ]
+    }
+
+    /// The same if it is IPv4, else 0.
+    #[inline(always)]
+    pub(crate) fn remote_v4(self) -> u32 {
+        field!(self, remote_ip4)
     }
 }
 

@@ -69,15 +69,15 @@ fn steer_logging(ctx: SkLookupContext) -> u32 {
 
 #[inline(always)]
 fn run<const LOG: bool>(ctx: &SkLookupContext) -> u32 {
-    let outcome = match Connection::read(ctx) {
+    let outcome = match Connection::of(ctx) {
         Some(connection) => {
-            let outcome = decide(ctx, &connection);
+            let outcome = decide(ctx, connection);
             if LOG {
                 debug!(
                     ctx,
                     "port {} from port {}: outcome {}",
-                    connection.local.port,
-                    connection.remote.port,
+                    connection.local_port(),
+                    connection.remote_port(),
                     outcome as u32
                 );
             }
@@ -91,21 +91,17 @@ fn run<const LOG: bool>(ctx: &SkLookupContext) -> u32 {
 
 /// The walk, cheapest and most frequent way out first.
 #[inline(always)]
-fn decide(ctx: &SkLookupContext, connection: &Connection) -> Outcome {
-    let Connection {
-        family,
-        local,
-        remote,
-    } = connection;
-    let family = *family;
-    let (v4, v6) = ctx::at_port(&PORTS, local.port);
+fn decide(ctx: &SkLookupContext, connection: Connection<'_>) -> Outcome {
+    let family = connection.family();
+    let port = connection.local_port();
+    let (v4, v6) = ctx::at_port(&PORTS, port);
     let at = if family == AF_INET { v4 } else { v6 };
     // The specific address first: another program's listener on one address (a virtual IP) hides
     // the wildcard of kube-apiserver there, as it does in the kernel's own look-up.
     let specific = if at & SPECIFIC == 0 {
         None
     } else {
-        ctx::verdict(&KEYS, &SteerKey::of(family, local.port, local.addr))
+        ctx::verdict(&KEYS, &SteerKey::of(family, port, connection.local_addr()))
     };
     match specific.unwrap_or(at & !SPECIFIC) {
         STEER => {}
@@ -121,29 +117,26 @@ fn decide(ctx: &SkLookupContext, connection: &Connection) -> Outcome {
         _ => return Outcome::Off,
     }
     // mvp's own connections to kube-apiserver, or they would come back to mvp for ever.
-    if family == AF_INET && remote.addr[0] == settings.exempt_source {
+    if family == AF_INET && connection.remote_v4() == settings.exempt_source {
         return Outcome::ExemptSource;
     }
-    if settings.used & HAS_TUPLES != 0
-        && family == AF_INET6
-        && ctx::announced(
-            &EXEMPT_TUPLES,
-            &SteerKey::of(family, remote.port, remote.addr),
-        )
-    {
-        return Outcome::ExemptTuple;
+    if settings.used & HAS_TUPLES != 0 && family == AF_INET6 {
+        let remote = SteerKey::of(family, connection.remote_port(), connection.remote_addr());
+        if ctx::announced(&EXEMPT_TUPLES, &remote) {
+            return Outcome::ExemptTuple;
+        }
     }
-    if settings.used & HAS_EXEMPT != 0 && within(&EXEMPT_V4, &EXEMPT_V6, family, &remote.addr) {
+    if settings.used & HAS_EXEMPT != 0 && within(&EXEMPT_V4, &EXEMPT_V6, connection) {
         return Outcome::ExemptCidr;
     }
     // The dead man's switch: a stopped, wedged or starved mvp stops getting connections.
     if !fresh(settings) {
         return Outcome::Stale;
     }
-    if settings.used & HAS_CANARY != 0 && !within(&CANARY_V4, &CANARY_V6, family, &remote.addr) {
+    if settings.used & HAS_CANARY != 0 && !within(&CANARY_V4, &CANARY_V6, connection) {
         return Outcome::NotChosen;
     }
-    if settings.percent < 100 && share(&remote.addr) >= settings.percent {
+    if settings.percent < 100 && share(&connection.remote_addr()) >= settings.percent {
         return Outcome::NotChosen;
     }
     assign(ctx, family)
@@ -184,16 +177,11 @@ fn fresh(settings: &Settings) -> bool {
 
 /// Whether the remote address lies in a prefix of the trie of its family.
 #[inline(always)]
-fn within(
-    v4: &LpmTrie<u32, u32>,
-    v6: &LpmTrie<[u32; 4], u32>,
-    family: u16,
-    addr: &[u32; 4],
-) -> bool {
-    if family == AF_INET {
-        ctx::covers_v4(v4, addr[0])
+fn within(v4: &LpmTrie<u32, u32>, v6: &LpmTrie<[u32; 4], u32>, from: Connection<'_>) -> bool {
+    if from.family() == AF_INET {
+        ctx::covers_v4(v4, from.remote_v4())
     } else {
-        ctx::covers_v6(v6, addr)
+        ctx::covers_v6(v6, &from.remote_addr())
     }
 }
 
