@@ -20,8 +20,12 @@ use tokio::{
     net::TcpStream,
 };
 
+/// A full TLS record (RFC 8446, 5.1).
+const RECORD: usize = 16 * 1024;
 /// What is written at a time: four full records.
-const WRITE: usize = 64 * 1024;
+const WRITE: usize = 4 * RECORD;
+/// Slices that are looked at in one write; h2 gives two, a frame's head and its payload.
+const SLICES: usize = 8;
 /// What is read at a time.
 const READ: usize = 64 * 1024;
 /// Buffers that a thread keeps for its connections.
@@ -45,9 +49,10 @@ struct Inner {
     tls: Connection,
     /// Read and not decrypted yet.
     inbound: Option<Inbound>,
-    /// Written and not encrypted yet; of it, so much was.
+    /// Written and not encrypted yet: less than a record.
     outbound: Vec<u8>,
-    taken: usize,
+    /// Encrypted and not sent yet, as it was before.
+    sealed: usize,
     /// Something was read since this was last looked at.
     heard: bool,
     /// `close_notify` is on its way.
@@ -65,12 +70,15 @@ struct Inbound {
 impl Wire {
     /// Takes over an established connection.
     pub fn new(tcp: TcpStream, tls: impl Into<Connection>) -> (Self, Outlet) {
+        let mut tls = tls.into();
+        // It is bounded here, by whole records.
+        tls.set_buffer_limit(None);
         let inner = Rc::new(RefCell::new(Inner {
             tcp,
-            tls: tls.into(),
+            tls,
             inbound: None,
             outbound: Vec::new(),
-            taken: 0,
+            sealed: 0,
             heard: false,
             closing: false,
             broken: None,
@@ -116,46 +124,79 @@ impl Inner {
         self.broken.map_or(Ok(()), |kind| Err(kind.into()))
     }
 
-    /// Encrypts and sends all there is.
-    fn push(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        loop {
-            while self.tls.wants_write() {
-                let mut socket = Socket(&mut self.tcp, cx);
-                match self.tls.write_tls(&mut socket) {
-                    Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                    Ok(_) => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        return Poll::Pending;
-                    }
-                    Err(error) => return Poll::Ready(Err(error)),
-                }
+    /// Sends what is encrypted.
+    fn send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.tls.wants_write() {
+            let mut socket = Socket(&mut self.tcp, cx);
+            match self.tls.write_tls(&mut socket) {
+                Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Poll::Pending,
+                Err(error) => return Poll::Ready(Err(error)),
             }
-            let rest = self.outbound.get(self.taken..).unwrap_or_default();
-            if rest.is_empty() {
-                self.taken = 0;
-                give_back_write(std::mem::take(&mut self.outbound));
-                return Poll::Ready(Ok(()));
-            }
-            let taken = self.tls.writer().write(rest)?;
-            if taken == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-            }
-            self.taken += taken;
         }
+        self.sealed = 0;
+        Poll::Ready(Ok(()))
     }
 
-    /// Room for more to be written.
-    fn room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    /// Encrypts and sends all there is.
+    fn push(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.outbound.is_empty() {
+            self.tls.writer().write_all(&self.outbound)?;
+            self.sealed += self.outbound.len();
+        }
+        give_back_write(std::mem::take(&mut self.outbound));
+        self.send(cx)
+    }
+
+    /// Takes what h2 writes: full records are encrypted from where they lie, the rest is copied and waits for more.
+    fn accept(
+        &mut self,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         self.usable()?;
-        if self.outbound.len() >= WRITE {
-            ready!(self.push(cx))?;
+        if self.sealed >= WRITE {
+            ready!(self.send(cx))?;
+        }
+        let bufs = bufs.get(..SLICES).unwrap_or(bufs);
+        let offered = bufs.iter().map(|buf| buf.len()).sum::<usize>();
+        let accepted = offered.min(WRITE);
+        let there = self.outbound.len();
+        let whole = (there + accepted) / RECORD * RECORD;
+        let mut left = accepted;
+        let mut parts = [&[][..]; SLICES];
+        for (part, buf) in parts.iter_mut().zip(bufs) {
+            *part = buf.get(..left.min(buf.len())).unwrap_or_default();
+            left -= part.len();
+        }
+        if whole > 0 {
+            let mut left = whole - there;
+            let mut slices = [io::IoSlice::new(&[]); SLICES + 1];
+            let [first, others @ ..] = &mut slices;
+            *first = io::IoSlice::new(&self.outbound);
+            for (slice, part) in others.iter_mut().zip(&mut parts) {
+                let (sealed, rest) = part.split_at(left.min(part.len()));
+                *slice = io::IoSlice::new(sealed);
+                *part = rest;
+                left -= sealed.len();
+            }
+            // Without a limit rustls takes all.
+            if self.tls.writer().write_vectored(&slices)? != whole {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.sealed += whole;
+            self.outbound.clear();
         }
         if self.outbound.capacity() == 0 {
             self.outbound = WRITES
                 .with_borrow_mut(Vec::pop)
-                .unwrap_or_else(|| Vec::with_capacity(WRITE));
+                .unwrap_or_else(|| Vec::with_capacity(RECORD));
         }
-        Poll::Ready(Ok(WRITE - self.outbound.len()))
+        for part in parts {
+            self.outbound.extend_from_slice(part);
+        }
+        Poll::Ready(Ok(accepted))
     }
 
     /// Reads once from the socket, if all that was read is decrypted.
@@ -297,12 +338,7 @@ impl AsyncWrite for Wire {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let mut inner = self.0.borrow_mut();
-        let room = ready!(inner.room(cx))?.min(buf.len());
-        inner
-            .outbound
-            .extend_from_slice(buf.get(..room).unwrap_or_default());
-        Poll::Ready(Ok(room))
+        self.0.borrow_mut().accept(cx, &[io::IoSlice::new(buf)])
     }
 
     fn poll_write_vectored(
@@ -310,15 +346,7 @@ impl AsyncWrite for Wire {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let mut inner = self.0.borrow_mut();
-        let room = ready!(inner.room(cx))?;
-        let mut left = room;
-        for buf in bufs {
-            let part = buf.get(..left.min(buf.len())).unwrap_or_default();
-            inner.outbound.extend_from_slice(part);
-            left -= part.len();
-        }
-        Poll::Ready(Ok(room - left))
+        self.0.borrow_mut().accept(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
