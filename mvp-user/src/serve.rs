@@ -36,6 +36,7 @@ mod metrics;
 mod patience;
 mod recent;
 mod self_check;
+mod taken_back;
 pub mod traffic;
 mod visit;
 
@@ -244,6 +245,7 @@ impl Visit {
         if mine {
             return Ok(shared.self_check.answer(&decide(&ask, &evidence)));
         }
+        let unanswered = self.taken_back.begin();
         let mut unknown: Option<(Arc<Server>, _)> = None; // the last answer that may be a false 404
         let mut words = None; // a server's own reason for not answering
         let (decision, outcome) = loop {
@@ -289,8 +291,8 @@ impl Visit {
                     evidence.add(server.id, outcome);
                     // A server that shuts down says 429 at first: a word about itself, which is the whole truth only if
                     // nobody else may answer. Where somebody may, an API that nobody else serves is 503.
-                    let alone = decision.because.names_local()
-                        || shared.table.members().peers.is_empty();
+                    let alone =
+                        decision.because.names_local() || shared.table.members().peers.is_empty();
                     let said = said
                         .filter(|said| alone || said.status() == StatusCode::SERVICE_UNAVAILABLE);
                     words = words.or(said);
@@ -302,6 +304,7 @@ impl Visit {
         };
         let answer = outcome.unwrap_or_else(|why| self.refused(&ask.method, Some(&ask.info), why));
         self.observe(&ask, &decision, &answer);
+        unanswered.answered();
         Ok(answer)
     }
 

@@ -17,6 +17,8 @@ use crate::load::{Curve, Identity, Outcome, Pace, Plan, Shot, Work, origin::TOKE
 
 /// The one rate at which latencies are compared, as a share of what the slowest can do: busy, but nobody's queue grows.
 const EQUAL_LOAD: f64 = 0.5;
+/// Connections that come and go before those whose memory is measured.
+const WARMERS: usize = 16;
 
 /// One scenario's figures.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -154,6 +156,11 @@ impl Run<'_> {
         self.bar
             .set_message(format!("{}: {}", self.scenario.name, who.name()));
         let target = Target::start(who, ground, self.options.threads).await?;
+        if matches!(self.scenario.kind, Kind::Idle | Kind::Watches { .. }) {
+            // What a proxy makes once, whoever comes, is nobody's.
+            self.watch_as(&target, ground, Work::Idle, WARMERS.min(self.connections()))
+                .await?;
+        }
         let watched = self.watch(&target, ground, self.work(None)?).await?;
         Ok(self.sample(&target, &watched))
     }
@@ -219,6 +226,17 @@ impl Run<'_> {
     }
 
     async fn watch(&self, target: &Target, ground: &Ground, work: Work) -> Result<Watched> {
+        self.watch_as(target, ground, work, self.connections())
+            .await
+    }
+
+    async fn watch_as(
+        &self,
+        target: &Target,
+        ground: &Ground,
+        work: Work,
+        connections: usize,
+    ) -> Result<Watched> {
         let pki = ground.pki();
         let identity = if self.scenario.token {
             Identity::Token(TOKEN.to_owned())
@@ -245,7 +263,7 @@ impl Run<'_> {
             ca: pki.join("ca.crt"),
             identity,
             http2: !self.scenario.http1,
-            connections: self.connections(),
+            connections,
             streams: self.streams(),
             work,
         };

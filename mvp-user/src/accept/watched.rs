@@ -1,6 +1,6 @@
 //! A client's HTTP/1.1 connection that tells how much was read from it: what tells a client that has begun its next
-//! request from one that is idle. And what hyper answers by itself, to what it cannot read as a request, becomes an answer
-//! of mvp's here: hyper's has no body. And a client that sends a body before 100-continue opens its own gate here, since
+//! request from one that is idle. And what hyper answers by itself, to what it cannot read as a first request, becomes an
+//! answer of mvp's here: hyper's has no body. And a client that sends a body before 100-continue opens its own gate here, since
 //! hyper does not look. Not for what follows from that (`serve`).
 
 use std::{
@@ -8,7 +8,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
@@ -27,8 +27,8 @@ use crate::{
     tls::RecordStream,
 };
 
-/// How long a client that still sends may take to see the end. Go's server waits half as long (`rstAvoidanceDelay`).
-const LINGER: Duration = Duration::from_secs(1);
+/// How long a client may take to end its side after ours; Go's server waits as long (`rstAvoidanceDelay`).
+const LINGER: Duration = Duration::from_millis(500);
 
 /// See the module.
 #[derive(Debug)]
@@ -38,10 +38,12 @@ pub struct Watched {
     /// The last bytes read.
     tail: [u8; 6],
     gate: Gate,
+    /// A request was read: from now on, what is written may be a server's words.
+    served: Arc<AtomicBool>,
     unread: Arc<OnceLock<Refusal>>,
     /// What is left of the answer that is written in place of hyper's.
     instead: Bytes,
-    /// Our end is sent, and the client still sent something then.
+    /// Our end is sent; the client's is waited for until then.
     linger: Option<Pin<Box<Sleep>>>,
 }
 
@@ -53,6 +55,7 @@ impl Watched {
             read: Arc::default(),
             tail: [0; 6],
             gate: Gate::default(),
+            served: Arc::default(),
             unread: Arc::default(),
             instead: Bytes::new(),
             linger: None,
@@ -87,6 +90,21 @@ impl Watched {
         below.stream().poll_peek(context, &mut seen).is_ready()
     }
 
+    /// To be set with the first request. Only before it can an answer be known for hyper's own: later, a piece of a body
+    /// may look the same, and to replace that would let whoever wrote the body break the framing.
+    pub fn served(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.served)
+    }
+
+    /// What hyper answers by itself, if this is that.
+    fn by_hyper(&self, buffer: &[u8]) -> Option<Refusal> {
+        if self.served.load(Ordering::Relaxed) {
+            None
+        } else {
+            by_hyper(buffer)
+        }
+    }
+
     /// Why the connection ends, if that is because something could not be read as a request.
     pub fn unread(&self) -> Arc<OnceLock<Refusal>> {
         Arc::clone(&self.unread)
@@ -111,22 +129,19 @@ impl Watched {
         Poll::Ready(Ok(()))
     }
 
-    /// Throws away what a client still sends: closing with unread input resets the connection, and the reset may overtake
-    /// the last answer, one that came before the request's body was read most of all.
+    /// Throws away what a client still sends, until it ends as well or [`LINGER`] is over: closing with unread input
+    /// resets the connection, and the reset may overtake the last answer, one that came before the request's body was
+    /// read most of all.
     fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let over = self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+        if over.as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
         let mut piece = [0; 4096];
         loop {
-            if let Some(end) = &mut self.linger
-                && end.as_mut().poll(context).is_ready()
-            {
-                return Poll::Ready(());
-            }
             let mut rest = ReadBuf::new(&mut piece);
-            match Pin::new(self.io.get_mut().0).poll_read(context, &mut rest) {
-                Poll::Ready(Ok(())) if !rest.filled().is_empty() => {
-                    self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
-                }
-                Poll::Pending if self.linger.is_some() => return Poll::Pending,
+            match ready!(Pin::new(self.io.get_mut().0).poll_read(context, &mut rest)) {
+                Ok(()) if !rest.filled().is_empty() => {}
                 _ => return Poll::Ready(()),
             }
         }
@@ -162,7 +177,7 @@ impl AsyncWrite for Watched {
         context: &mut Context<'_>,
         buffer: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if let Some(why) = by_hyper(buffer) {
+        if let Some(why) = self.by_hyper(buffer) {
             ready!(self.poll_write_instead(context, why))?;
             return Poll::Ready(Ok(buffer.len()));
         }
@@ -190,7 +205,7 @@ impl AsyncWrite for Watched {
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         if let [head] = buffers
-            && by_hyper(head).is_some()
+            && self.by_hyper(head).is_some()
         {
             return self.poll_write(context, head);
         }

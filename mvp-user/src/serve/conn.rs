@@ -1,6 +1,6 @@
 //! The hyper servers of client connections, with kube-apiserver's limits (`k8s.io/apiserver/pkg/server/secure_serving.go`).
 
-use std::{cell::Cell, future::poll_fn, pin::pin, rc::Rc, time::Duration};
+use std::{cell::Cell, future::poll_fn, pin::pin, rc::Rc, sync::atomic::Ordering, time::Duration};
 
 use http::{Request, header};
 use hyper::{
@@ -53,8 +53,9 @@ pub(super) async fn serve_h1(
 ) {
     let io = Watched::new(io);
     let service = {
-        let (visit, gate) = (Rc::clone(visit), io.gate());
+        let (visit, gate, served) = (Rc::clone(visit), io.gate(), io.served());
         service_fn(move |mut request: Request<Incoming>| {
+            served.store(true, Ordering::Relaxed);
             if request.headers().contains_key(header::EXPECT) && !request.body().is_end_stream() {
                 gate.shut();
                 request.extensions_mut().insert(gate.clone());
@@ -127,6 +128,10 @@ pub(super) async fn serve_h2(
             biased;
             end = poll_fn(|cx| driven(connection.as_mut(), &outlet, cx)) => {
                 report(visit, end);
+                return;
+            }
+            () = visit.taken_back.flood() => {
+                tracing::debug!(client = %visit.client, "Too many requests were taken back: the connection is closed");
                 return;
             }
             () = visit.farewell.notified() => connection.as_mut().graceful_shutdown(),

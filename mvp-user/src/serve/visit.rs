@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use tokio::{sync::Notify, time::Instant};
 
-use super::{Joint, Thread, conn::MAX_HEADERS};
+use super::{Joint, Thread, conn::MAX_HEADERS, taken_back::TakenBack};
 use crate::{
     accept::TlsConnection,
     api::{PEER_PROXIED, ServerId},
@@ -44,6 +44,7 @@ pub(super) struct Visit {
     /// What the connection becomes after a 101.
     pub(super) tunnel: RefCell<Option<Joint>>,
     pub(super) answers: Cell<u64>,
+    pub(super) taken_back: TakenBack,
 }
 
 /// One request, read and cleaned.
@@ -74,6 +75,7 @@ impl Visit {
             farewell: Rc::default(),
             tunnel: RefCell::default(),
             answers: Cell::new(0),
+            taken_back: TakenBack::new(),
             thread,
         }
     }

@@ -53,6 +53,12 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 /// So many stalled readers leave the window for others to go on.
 #[expect(clippy::cast_possible_truncation, reason = "100")]
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * (MAX_STREAMS as u32 + 1);
+/// Streams that were cancelled and whose frames on their way here are expected: as many as are opened in a busy second.
+const REMEMBERED_RESETS: usize = 10 * MAX_STREAMS;
+/// What h2 counts against small frames that nobody has read yet (256 bytes less their length, each); beyond it, it ends the
+/// connection. By default one reader that stalls behind a stream of single bytes would end it for all: so much is a full
+/// window of frames of 64 bytes on every stream.
+const SMALL_FRAMES: usize = 3 * CONNECTION_WINDOW as usize;
 /// kube-apiserver's bound of a header list.
 pub(super) const MAX_HEADERS: u32 = 1024 * 1024;
 /// No server sends this as its stream limit, so as long as it is the limit, no SETTINGS have come.
@@ -88,6 +94,9 @@ pub(super) struct Link {
     doubtful: Cell<bool>,
     retired: Notify,
     last_heard: Cell<Instant>,
+    /// Requests without an answer, and when the first of them was sent.
+    waiting: Cell<usize>,
+    waiting_since: Cell<Instant>,
 }
 
 /// Why a request got no answer.
@@ -118,6 +127,11 @@ impl Link {
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_header_list_size(MAX_HEADERS)
+            .max_concurrent_reset_streams(REMEMBERED_RESETS)
+            // Each frame that still comes for a forgotten stream counts, for as long as the connection lives, and at the
+            // 1,025th h2 would end it with everybody's watches. A server that we chose and verified need not be calmed.
+            .max_local_error_reset_streams(None)
+            .data_frame_budget(SMALL_FRAMES)
             .enable_push(false)
             .handshake::<_, Bytes>(wire)
             .await?;
@@ -138,6 +152,8 @@ impl Link {
             doubtful: Cell::new(false),
             retired: Notify::new(),
             last_heard: Cell::new(Instant::now()),
+            waiting: Cell::new(0),
+            waiting_since: Cell::new(Instant::now()),
         });
         spawn_local(drive(connection, outlet, Rc::clone(&link), keeping, ended));
         Ok(link)
@@ -158,6 +174,14 @@ impl Link {
     /// How long nothing was read from it.
     pub(super) fn silence(&self) -> Duration {
         self.last_heard.get().elapsed()
+    }
+
+    /// How long requests have been waiting without anything being heard.
+    pub(super) fn owes(&self) -> Duration {
+        if self.waiting.get() == 0 {
+            return Duration::ZERO;
+        }
+        self.silence().min(self.waiting_since.get().elapsed())
     }
 
     /// Streams that are open.
@@ -200,6 +224,7 @@ impl Link {
             None => Err(Reason::CANCEL.into()),
         };
         let (mut response, stream) = sent.map_err(LinkError::Refused)?;
+        let waiting = Waiting::begin(self);
         self.requests.set(self.requests.get() + 1);
         if self.requests.get() >= MAX_REQUESTS {
             self.retire();
@@ -227,6 +252,7 @@ impl Link {
             Poll::Pending
         });
         let (parts, recv) = answer.await?.into_parts();
+        drop(waiting);
         let upload = upload.map(finish_behind);
         let body = if recv.is_end_stream() {
             Body::Empty
@@ -250,6 +276,25 @@ impl Link {
         self.limit
             .set(sender.current_max_send_streams().min(MAX_STREAMS));
         false
+    }
+}
+
+/// A request without an answer.
+struct Waiting<'a>(&'a Link);
+
+impl<'a> Waiting<'a> {
+    fn begin(link: &'a Link) -> Self {
+        if link.waiting.get() == 0 {
+            link.waiting_since.set(Instant::now());
+        }
+        link.waiting.set(link.waiting.get() + 1);
+        Self(link)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.set(self.0.waiting.get() - 1);
     }
 }
 
@@ -408,7 +453,7 @@ mod tests {
             max_age,
         };
         let age = Duration::from_mins(10);
-        tokio::time::advance(age - Duration::from_millis(1)).await;
+        tokio::time::advance(age.saturating_sub(Duration::from_millis(1))).await;
         assert!(!keeping(Some(age)).is_over(opened));
         tokio::time::advance(Duration::from_millis(1)).await;
         assert!(keeping(Some(age)).is_over(opened));

@@ -163,13 +163,18 @@ impl Lot {
         }
     }
 
-    /// The first with room: later ones become idle and are closed.
+    /// The first with room: later ones become idle and are closed. A shared one that owes a sign of life gets no more for
+    /// now: whether the server is there, a fresh connection shows within a second, and PING only later.
     fn choose(&self) -> Option<Rc<Link>> {
         let links = self.links.borrow();
         let down = self.server.health() == Health::Down;
         links
             .iter()
-            .find(|link| link.has_room() && !(down && link.silence() > SILENCE))
+            .find(|link| {
+                let dead = down && link.silence() > SILENCE;
+                let doubtful = self.keeping.ping_idle && link.owes() > SILENCE;
+                link.has_room() && !dead && !doubtful
+            })
             .map(Rc::clone)
     }
 

@@ -14,7 +14,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -317,6 +317,67 @@ async fn a_write_beyond_the_last_stream_of_a_goaway_is_sent_again_and_runs_once(
         .unwrap();
     assert_eq!(answer.status, 201);
     assert_eq!(worked.load(Ordering::SeqCst), 1);
+}
+
+/// One HTTP/2 frame.
+fn h2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let stream = stream.to_be_bytes();
+    [&length[1..], &[kind, flags][..], &stream[..], payload].concat()
+}
+
+#[tokio::test]
+async fn frames_that_cross_a_cancellation_never_end_the_watches_of_others() {
+    const DATA: u8 = 0;
+    const HEADERS: u8 = 1;
+    const RST_STREAM: u8 = 3;
+    const SETTINGS: u8 = 4;
+    const PING: u8 = 6;
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::raw(&pki, Speaks::Both, Arc::default(), |mut io, _| async move {
+        io.read_exact(&mut [0; 24]).await.unwrap();
+        let mut out = h2_frame(SETTINGS, 0, 0, &[]);
+        loop {
+            io.write_all(&out).await.unwrap();
+            io.flush().await.unwrap();
+            let mut head = [0; 9];
+            if io.read_exact(&mut head).await.is_err() {
+                return;
+            }
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let mut payload = vec![0; usize::try_from(length).unwrap()];
+            io.read_exact(&mut payload).await.unwrap();
+            let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+            out = match (head[3], head[4]) {
+                // `:status: 200`, and the first event.
+                (HEADERS, _) => [
+                    h2_frame(HEADERS, 4, stream, &[0x88]),
+                    h2_frame(DATA, 0, stream, b"event"),
+                ]
+                .concat(),
+                // What was on its way when the stream was cancelled.
+                (RST_STREAM, _) if payload == [0, 0, 0, 8] => h2_frame(DATA, 0, stream, b"late"),
+                (SETTINGS, 0) => h2_frame(SETTINGS, 1, 0, &[]),
+                (PING, 0) => h2_frame(PING, 1, 0, &payload),
+                _ => Vec::new(),
+            };
+        }
+    })
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], true);
+    let mut wire = Wire::open(&client, plane.address).await;
+    let path = "/api/v1/pods?watch=1";
+    let mut watch = wire.send(get(&client, path)).await.unwrap();
+    watch.body_mut().frame().await.unwrap().unwrap();
+    // More than h2 forgives by default (1,024), beyond those that it remembers.
+    for _ in 0..1_500 {
+        let mut passing = wire.send(get(&client, path)).await.unwrap();
+        passing.body_mut().frame().await.unwrap().unwrap();
+    }
+    let goes_on = timeout(Duration::from_millis(500), watch.body_mut().frame()).await;
+    assert!(goes_on.is_err(), "the watch ended: {goes_on:?}");
+    assert_eq!(local.connections(), 1);
 }
 
 #[tokio::test]

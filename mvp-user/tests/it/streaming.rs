@@ -410,7 +410,7 @@ async fn an_http2_upstream_s_100_opens_the_gate_and_its_other_interim_answers_ar
     );
     io.write_all(b"abc").await.unwrap();
     answer.clear();
-    while !answer.ends_with(b"\r\n\r\n3") {
+    while !answer.ends_with(b"\r\n3\r\n0\r\n\r\n") {
         let read = timeout(Duration::from_secs(5), io.read_buf(&mut answer)).await;
         assert!(read.unwrap().unwrap() > 0);
     }
