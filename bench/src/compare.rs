@@ -10,6 +10,7 @@ mod machine;
 mod measure;
 mod native;
 mod process;
+mod programs;
 pub mod report;
 pub mod scenario;
 mod target;
@@ -21,8 +22,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub use judge::{Comparison, Met, judge};
 pub use machine::Machine;
 pub use measure::{Measured, Sample};
+pub use programs::{Native, Programs};
 pub use scenario::{Against, Metric, Mode, Scenario, all, curves};
-pub use target::{Native, Programs};
+
 use tokio::time::Instant;
 
 /// How long and how often.

@@ -17,7 +17,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{native, target::Programs};
+use super::programs::Programs;
 use crate::{
     load::{Outcome, Plan},
     pki::ClusterPki,
@@ -25,6 +25,9 @@ use crate::{
 
 /// How long a process may take to say something.
 const PATIENCE: Duration = Duration::from_secs(100);
+/// Where real kube-apiservers are: at addresses of a namespace's loopback that the certificates name.
+pub(super) const LOCAL: ([u8; 4], u16) = ([10, 99, 0, 1], 6443);
+pub(super) const PEER: ([u8; 4], u16) = ([10, 99, 0, 2], 6443);
 /// What local does not serve and the peer does.
 const OFF: &str = "batch/v1";
 
@@ -40,7 +43,10 @@ pub(super) struct Ground {
     logs: PathBuf,
     // In the order in which they end.
     origins: Vec<Talker>,
-    cluster: Option<native::Cluster>,
+    /// The same, where they are not origins.
+    pub(super) servers: Vec<Child>,
+    /// The real kube-apiserver at `local`.
+    pub(super) native: Option<u32>,
     namespace: Option<Namespace>,
 }
 
@@ -79,24 +85,13 @@ impl Ground {
         Ok(ground)
     }
 
-    /// With real kube-apiservers.
-    pub(super) async fn lay_native(programs: &Programs, logs: &Path) -> Result<Self> {
-        let native = programs
-            .native
-            .as_ref()
-            .context("no kube-apiserver was given")?;
-        let mut ground = Self::bare(programs, logs, Some("native"))?;
-        (ground.local, ground.peer) = (native::LOCAL.into(), native::PEER.into());
-        ground.cluster = Some(native::Cluster::start(native, &ground).await?);
-        Ok(ground)
-    }
-
-    fn bare(programs: &Programs, logs: &Path, apart: Option<&str>) -> Result<Self> {
+    /// Certificates and addresses, and nobody there yet.
+    pub(super) fn bare(programs: &Programs, logs: &Path, apart: Option<&str>) -> Result<Self> {
         let directory = tempfile::tempdir().context("a directory for certificates")?;
         let pki = directory.path().join("pki");
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let cluster = ClusterPki::new()?;
-        let addresses = [loopback, native::LOCAL.0.into(), native::PEER.0.into()];
+        let addresses = [loopback, LOCAL.0.into(), PEER.0.into()];
         cluster.write(&pki, &addresses)?;
         cluster
             .client("bench-user", &["system:masters"])?
@@ -128,14 +123,10 @@ impl Ground {
             peer,
             logs: logs.to_owned(),
             namespace,
-            cluster: None,
+            servers: Vec::new(),
+            native: None,
             origins: Vec::new(),
         })
-    }
-
-    /// The real kube-apiserver at `local`.
-    pub(super) fn native(&self) -> Option<u32> {
-        self.cluster.as_ref()?.local()
     }
 
     /// `ip` within the namespace.

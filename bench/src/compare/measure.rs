@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Options,
     ground::Ground,
+    native,
     process::Usage,
     scenario::{Against, Kind, Metric, Mode, Scenario},
     target::{Target, Who},
@@ -85,7 +86,7 @@ impl Run<'_> {
         let (programs, logs) = (&options.programs, &options.logs);
         let (ground, plain) = match scenario.mode {
             Mode::Listen => (Ground::lay(programs, logs, true, None).await?, None),
-            Mode::BeforeNative => (Ground::lay_native(programs, logs).await?, None),
+            Mode::BeforeNative => (native::lay(programs, logs).await?, None),
             // What is steered needs a place where nothing is.
             Mode::Steered | Mode::Auto => {
                 let plain = Ground::lay(programs, logs, false, Some("plain")).await?;

@@ -10,105 +10,91 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{ground::Ground, target::Native};
+use super::{
+    ground::{Ground, LOCAL, PEER},
+    programs::{Native, Programs},
+    scenario::PATH,
+};
 use crate::load::{Identity, Plan, Shot, Work};
 
-/// Where they are.
-pub(super) const LOCAL: ([u8; 4], u16) = ([10, 99, 0, 1], 6443);
-pub(super) const PEER: ([u8; 4], u16) = ([10, 99, 0, 2], 6443);
 /// How long two kube-apiservers may take until the first reroutes.
 const PATIENCE: Duration = Duration::from_mins(5);
-/// What only the second serves.
-pub(super) const PATH: &str = "/apis/batch/v1/namespaces/default/jobs";
-
-/// The processes; they end with the value.
-#[derive(Debug)]
-pub(super) struct Cluster {
-    _etcd: Child,
-    local: Child,
-    _peer: Child,
+/// Lays the ground, starts everything in its namespace, and waits until the first server reroutes.
+pub(super) async fn lay(programs: &Programs, logs: &Path) -> Result<Ground> {
+    let native = programs
+        .native
+        .as_ref()
+        .context("no kube-apiserver was given")?;
+    let mut ground = Ground::bare(programs, logs, Some("native"))?;
+    (ground.local, ground.peer) = (LOCAL.into(), PEER.into());
+    for (address, _) in [LOCAL, PEER] {
+        let address = std::net::Ipv4Addr::from(address);
+        ground.ip(&["addr", "add", &format!("{address}/32"), "dev", "lo"])?;
+    }
+    let data = ground.directory().join("etcd");
+    let mut etcd = ground.command(&native.etcd);
+    let (client, own) = ("http://127.0.0.1:2379", "http://127.0.0.1:2380");
+    etcd.args([
+        "--name=bench",
+        "--unsafe-no-fsync",
+        &format!("--data-dir={}", data.display()),
+    ]);
+    etcd.args([
+        format!("--listen-client-urls={client}"),
+        format!("--advertise-client-urls={client}"),
+    ]);
+    etcd.args([
+        format!("--listen-peer-urls={own}"),
+        format!("--initial-advertise-peer-urls={own}"),
+    ]);
+    etcd.arg(format!("--initial-cluster=bench={own}"));
+    let etcd = start(etcd, &ground, "etcd")?;
+    let mut local = server(
+        native,
+        &ground,
+        "cp1",
+        LOCAL.into(),
+        &["--runtime-config=batch/v1=false"],
+    )?;
+    let peer = server(native, &ground, "cp2", PEER.into(), &[])?;
+    reroutes(&mut local, &ground).await?;
+    ground.native = local.id();
+    ground.servers = vec![etcd, local, peer];
+    Ok(ground)
 }
 
-impl Cluster {
-    /// Starts everything in the ground's namespace and waits until the first server reroutes.
-    pub(super) async fn start(native: &Native, ground: &Ground) -> Result<Self> {
-        for (address, _) in [LOCAL, PEER] {
-            let address = std::net::Ipv4Addr::from(address);
-            ground.ip(&["addr", "add", &format!("{address}/32"), "dev", "lo"])?;
+async fn reroutes(local: &mut Child, ground: &Ground) -> Result<()> {
+    let plan = Plan {
+        to: LOCAL.into(),
+        ca: ground.pki().join("ca.crt"),
+        identity: Identity::Certificate(
+            ground.pki().join("user.crt"),
+            ground.pki().join("user.key"),
+        ),
+        http2: true,
+        connections: 1,
+        streams: 1,
+        work: Work::First {
+            shot: Shot::get(PATH),
+        },
+    };
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = local.try_wait()? {
+            bail!("kube-apiserver ended: {status}");
         }
-        let data = ground.directory().join("etcd");
-        let mut etcd = ground.command(&native.etcd);
-        let (client, own) = ("http://127.0.0.1:2379", "http://127.0.0.1:2380");
-        etcd.args([
-            "--name=bench",
-            "--unsafe-no-fsync",
-            &format!("--data-dir={}", data.display()),
-        ]);
-        etcd.args([
-            format!("--listen-client-urls={client}"),
-            format!("--advertise-client-urls={client}"),
-        ]);
-        etcd.args([
-            format!("--listen-peer-urls={own}"),
-            format!("--initial-advertise-peer-urls={own}"),
-        ]);
-        etcd.arg(format!("--initial-cluster=bench={own}"));
-        let etcd = start(etcd, ground, "etcd")?;
-        let local = server(
-            native,
-            ground,
-            "cp1",
-            LOCAL.into(),
-            &["--runtime-config=batch/v1=false"],
-        )?;
-        let peer = server(native, ground, "cp2", PEER.into(), &[])?;
-        let mut cluster = Self {
-            _etcd: etcd,
-            local,
-            _peer: peer,
+        let once = async {
+            let mut load = ground.load(&plan).await?;
+            load.expect("ready").await?;
+            load.say("go").await?;
+            load.outcome().await
         };
-        cluster.reroutes(ground).await?;
-        Ok(cluster)
-    }
-
-    /// The first server's process.
-    pub(super) fn local(&self) -> Option<u32> {
-        self.local.id()
-    }
-
-    async fn reroutes(&mut self, ground: &Ground) -> Result<()> {
-        let plan = Plan {
-            to: LOCAL.into(),
-            ca: ground.pki().join("ca.crt"),
-            identity: Identity::Certificate(
-                ground.pki().join("user.crt"),
-                ground.pki().join("user.key"),
-            ),
-            http2: true,
-            connections: 1,
-            streams: 1,
-            work: Work::First {
-                shot: Shot::get(PATH),
-            },
-        };
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.local.try_wait()? {
-                bail!("kube-apiserver ended: {status}");
+        match once.await {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() > deadline => {
+                return Err(error.context("kube-apiserver does not reroute"));
             }
-            let once = async {
-                let mut load = ground.load(&plan).await?;
-                load.expect("ready").await?;
-                load.say("go").await?;
-                load.outcome().await
-            };
-            match once.await {
-                Ok(_) => return Ok(()),
-                Err(error) if Instant::now() > deadline => {
-                    return Err(error.context("kube-apiserver does not reroute"));
-                }
-                Err(_) => sleep(Duration::from_millis(500)).await,
-            }
+            Err(_) => sleep(Duration::from_millis(500)).await,
         }
     }
 }

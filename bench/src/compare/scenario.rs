@@ -5,8 +5,10 @@ use std::time::Duration;
 mod curves;
 
 pub use self::curves::curves;
-use super::native::PATH;
 use crate::load::{Shot, origin::AGGREGATED};
+
+/// What of real kube-apiservers only the second serves.
+pub(super) const PATH: &str = "/apis/batch/v1/namespaces/default/jobs";
 
 /// One comparison.
 #[derive(Clone, Debug)]

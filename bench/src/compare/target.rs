@@ -21,36 +21,6 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// Long enough for `sk_lookup` keys to follow the listener (`steer::listeners::REFRESH_INTERVAL` and a margin).
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// The programs that take part.
-#[derive(Clone, Debug)]
-pub struct Programs {
-    /// `mvp`.
-    pub mvp: PathBuf,
-    /// `bench`: both load processes.
-    pub bench: PathBuf,
-    /// `HAProxy`.
-    pub haproxy: Option<PathBuf>,
-    /// nginx.
-    pub nginx: Option<PathBuf>,
-    /// `pingora-peer` (bench/peers/pingora).
-    pub pingora: Option<PathBuf>,
-    /// kube-apiserver.
-    pub native: Option<Native>,
-    /// Another build of mvp.
-    pub build: Option<PathBuf>,
-}
-
-/// kube-apiserver with its own peer proxy.
-#[derive(Clone, Debug)]
-pub struct Native {
-    /// E.g. v1.36.
-    pub version: String,
-    /// Its program.
-    pub program: PathBuf,
-    /// etcd.
-    pub etcd: PathBuf,
-}
-
 /// Who is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
@@ -159,7 +129,7 @@ impl Target {
             }
             Who::Other(Against::Native) => {
                 let pid = ground
-                    .native()
+                    .native
                     .context("kube-apiserver's own proxy is measured with real ones only")?;
                 return Ok(Self {
                     name,
