@@ -49,6 +49,8 @@ pub struct Node {
     pub cgroups: HashSet<u64>,
     /// The client-side sockets on this node, by (client's end, server's end).
     pub clients: HashMap<(SocketAddr, SocketAddr), (u32, Option<u64>)>,
+    /// Another mvp runs here, and no cgroup tells the connections that it accepted from kube-apiserver's.
+    pub twin: bool,
 }
 
 /// Classes one server-side connection on the steered port.
@@ -75,7 +77,7 @@ pub fn class(entry: &Entry, node: &Node, idle: Duration) -> Class {
     let another_program = here
         .and_then(|(_, cgroup)| *cgroup)
         .is_some_and(|cgroup| !node.cgroups.is_empty() && !node.cgroups.contains(&cgroup));
-    if from_here && !another_program {
+    if node.twin || from_here && !another_program {
         return Class::Own;
     }
     if is_idle(entry, idle) {
@@ -83,6 +85,20 @@ pub fn class(entry: &Entry, node: &Node, idle: Duration) -> Class {
     } else {
         Class::Busy
     }
+}
+
+/// Whether the client-side socket `entry` is of another mvp: one that this process replaces, and that lets its
+/// connections finish. Told only where cgroups do not tell what it accepted from what kube-apiserver did (control groups
+/// version 1, or both in one).
+fn is_of_twin(entry: &Entry, node: &Node) -> bool {
+    let (client, _) = entry.ends();
+    node.exempt_source
+        .is_some_and(|source| client.ip() == IpAddr::V4(source))
+        && entry.inode != 0
+        && !node.own.contains(&entry.inode)
+        && entry
+            .cgroup
+            .is_none_or(|cgroup| node.cgroups.is_empty() || node.cgroups.contains(&cgroup))
 }
 
 /// The last word was the server's, it was acknowledged, and both directions have been quiet.
@@ -115,7 +131,7 @@ pub struct Report {
     pub forced: usize,
     /// Direct connections that are still there: they keep seeing only what local serves.
     pub left: usize,
-    /// Connections that are never closed: kube-apiserver's own, or not told apart from them.
+    /// Connections that are never closed: kube-apiserver's own, or not told apart from them or from another mvp's.
     pub spared: usize,
 }
 
@@ -143,21 +159,26 @@ impl Drainer {
         local: &[Listener],
         idle: Duration,
     ) -> io::Result<Vec<(Entry, Class)>> {
+        // Before and after: what is opened or closed meanwhile is this process's too.
+        let mut own = own_inodes()?;
         let servers = self.tables.list(Which::Established, self.port, 0)?;
         let clients = self.tables.list(Which::Established, 0, self.port)?;
+        own.extend(own_inodes()?);
         let mut cgroups = HashSet::new();
         if local.iter().all(|listener| listener.cgroup.is_some()) {
             cgroups.extend(local.iter().filter_map(|listener| listener.cgroup));
         }
-        let node = Node {
+        let mut node = Node {
             exempt_source: Some(self.exempt_source),
-            own: own_inodes()?,
+            own,
             cgroups,
             clients: clients
                 .iter()
                 .map(|entry| (entry.ends(), (entry.inode, entry.cgroup)))
                 .collect(),
+            twin: false,
         };
+        node.twin = clients.iter().any(|entry| is_of_twin(entry, &node));
         let classed = servers.into_iter().map(|entry| {
             let class = class(&entry, &node, idle);
             (entry, class)

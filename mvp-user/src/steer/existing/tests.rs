@@ -29,6 +29,7 @@ fn node() -> Node {
         own: HashSet::from([42]),
         cgroups: HashSet::from([API]),
         clients: HashMap::new(),
+        twin: false,
     }
 }
 
@@ -77,6 +78,28 @@ fn connections_of_mvp_are_never_touched() {
     let upstream = idle();
     let node = with_client(&upstream, 42, Some(CLIENT));
     assert_eq!(class(&upstream, &node, IDLE), Class::Mvp);
+}
+
+#[test]
+fn connections_of_an_mvp_that_is_replaced_are_spared_where_nothing_tells_them() {
+    let mut upstream = Entry::between("127.77.86.80:40000", "127.0.0.1:6443");
+    upstream.inode = 9;
+    for (cgroup, twin) in [(None, true), (Some(API), true), (Some(CLIENT), false)] {
+        upstream.cgroup = cgroup;
+        assert_eq!(is_of_twin(&upstream, &node()), twin, "{cgroup:?}");
+    }
+    let mut blind = node();
+    blind.cgroups.clear();
+    assert!(is_of_twin(&upstream, &blind));
+    // This process's own, and anybody's that is not mvp.
+    upstream.inode = 42;
+    assert!(!is_of_twin(&upstream, &blind));
+    let mut other = Entry::between("10.0.0.1:40000", "10.0.0.1:6443");
+    other.inode = 9;
+    assert!(!is_of_twin(&other, &blind));
+    let mut node = node();
+    node.twin = true;
+    assert_eq!(class(&idle(), &node, IDLE), Class::Own);
 }
 
 #[test]
