@@ -370,7 +370,12 @@ pub(super) fn explanation(it: &Explanation, page: Page) -> String {
         } else {
             "if it fails"
         };
-        let words = words::event(&step.because).or_else(|| words::event(&step.to));
+        let words = match (step.to.as_str(), step.because.as_str()) {
+            // `words::event` has the words of a peer that stands in for local.
+            ("local", "authority_serves") => Some("it serves it"),
+            ("local", "authority_unread" | "discovery" | "non_resource") => None,
+            (to, because) => words::event(because).or_else(|| words::event(to)),
+        };
         let words = words.map_or_else(String::new, |it| format!(": {it}"));
         rows.push((
             name,

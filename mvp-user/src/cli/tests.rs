@@ -178,6 +178,15 @@ async fn explanations_travel_with_any_path() {
     );
     assert_eq!(it.caller, "token");
     fits(&show::explanation(&it, page()));
+    let it: Explanation =
+        serde_json::from_slice(&ask("/api/v1/pods", "user").await.unwrap()).unwrap();
+    let text = show::explanation(&it, page());
+    let said = |words: &str| text.lines().any(|line| line.contains(words));
+    assert!(said("local (authority_serves): it serves it"), "{text}");
+    assert!(
+        said("10.0.0.2:6443 (authority_serves): it answers"),
+        "{text}"
+    );
     for (path, caller, wanted) in [
         ("pods", "user", "begins with /"),
         ("/%", "user", "invalid URL escape"),
