@@ -68,7 +68,7 @@ enum Verb {
         after_help = "For example: mvp routes apps/v1\n             mvp routes -o wide pods/"
     )]
     Routes {
-        /// Only resources whose group/version/resource contains this
+        /// Only those whose group/version/resource[/subresource] contains this
         resource: Option<String>,
         #[command(flatten)]
         asking: Asking,

@@ -269,13 +269,20 @@ fn compare(catalogues: &Catalogues, shared: &SharedGroups) -> Vec<Difference> {
 
 impl State {
     /// `mvp routes`: where requests for each resource go, from a client with a certificate. `wanted` is a part of
-    /// `group/version/resource`.
+    /// `group/version/resource/subresource`.
     pub fn routes(&self, wanted: Option<&str>) -> Vec<Route> {
         let catalogues = catalogues(&self.table);
         everything(&catalogues)
             .into_iter()
-            .filter(|(resource, _)| {
-                wanted.is_none_or(|wanted| resource.as_ref().to_string().contains(wanted))
+            .filter(|(resource, subresource)| {
+                wanted.is_none_or(|wanted| {
+                    let mut name = resource.as_ref().to_string();
+                    if let Some(subresource) = subresource {
+                        name.push('/');
+                        name.push_str(subresource);
+                    }
+                    name.contains(wanted)
+                })
             })
             .filter_map(|(resource, subresource)| {
                 self.route(&catalogues, &resource, subresource.as_deref())

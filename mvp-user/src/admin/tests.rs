@@ -79,6 +79,14 @@ async fn routes_are_those_that_requests_take() {
     assert_eq!(to("things", None), peer);
     assert_eq!(stage.state.routes(Some("new.k8s.io")).len(), 1);
     assert_eq!(stage.state.routes(Some("nope")), []);
+    // As the help of `mvp routes` has it.
+    let of_pods = stage.state.routes(Some("pods/"));
+    assert!(
+        of_pods
+            .iter()
+            .any(|it| it.subresource.as_deref() == Some("resize"))
+    );
+    assert!(of_pods.iter().all(|it| it.subresource.is_some()));
     stage.peers[0].set_membership(Membership::Departed);
     assert_eq!(
         stage.state.routes(Some("things"))[0].to,
