@@ -64,7 +64,9 @@ pub(super) fn why(word: &str) -> Option<&'static str> {
         "no_proof" => {
             "No kube-apiserver has proven yet that it accepts forwarded identities. `mvp check` says more."
         }
-        "no_skew" => "All kube-apiservers serve the same, so there is nothing to do.",
+        "no_skew" => {
+            "No other kube-apiserver serves anything that this node's does not, so there is nothing to do."
+        }
         "no_ebpf" => "It was started with --listen or --steer=never.",
         _ => return None,
     })
