@@ -153,8 +153,16 @@ impl Thread {
         };
         self.shared.metrics.raw(why, true);
         let source = upstream.local_addr().ok();
-        if let Some(left_out) = self.shared.metrics.lines.raw.admit() {
-            tracing::info!(%client, upstream_source = ?source, ?why, left_out, "Raw connection");
+        match why {
+            // Every peer's probe is one, every two seconds.
+            RawReason::Direct => {
+                tracing::debug!(%client, upstream_source = ?source, ?why, "Raw connection");
+            }
+            RawReason::Loopback => {
+                if let Some(left_out) = self.shared.metrics.lines.raw.admit() {
+                    tracing::info!(%client, upstream_source = ?source, ?why, left_out, "Raw connection");
+                }
+            }
         }
         let client = Half::plain(stream, head);
         let upstream = Half::plain(upstream, Bytes::new());
