@@ -46,8 +46,8 @@ pub(super) async fn look(ground: &Ground) -> Vec<Finding> {
         } else if steers {
             fail(
                 name,
-                "none of them shows the certificate of --tls-cert-file, so nothing is steered",
-                "is kube-apiserver running on this node? do --secure-port and --tls-cert-file say what its own flags say?",
+                "none of them shows the certificate of --tls-cert-file and listens at --local, so nothing is steered",
+                "is kube-apiserver running on this node? do --secure-port, --bind-address and --tls-cert-file say what its own flags say?",
             )
         } else {
             ok(name, "no kube-apiserver; nothing is to be steered")
