@@ -66,10 +66,12 @@ impl State {
 
     /// What keeps mvp from being ready, one sentence each.
     pub fn not_ready(&self) -> Vec<String> {
-        let mut problems = late(&self.daemon.beats(), LATE);
-        if self.daemon.is_draining() {
-            problems.push("draining: a stop was asked for".to_owned());
-        }
+        let mut problems = if self.daemon.is_draining() {
+            // Threads that have ended are no news then.
+            vec!["draining: a stop was asked for".to_owned()]
+        } else {
+            late(&self.daemon.beats(), LATE)
+        };
         if !self.table.is_ready() {
             problems.push(self.not_learnt());
         }

@@ -137,7 +137,7 @@ async fn readiness_says_what_is_missing() {
     stage.puppet.draining.store(true, Ordering::Relaxed);
     stage.puppet.stuck.store(true, Ordering::Relaxed);
     state.table.set_ready(false);
-    assert_eq!(state.not_ready().len(), 4, "{:?}", state.not_ready());
+    assert_eq!(state.not_ready().len(), 3, "{:?}", state.not_ready());
     assert_eq!(state.dead(), [""; 0], "it drains");
     stage.puppet.draining.store(false, Ordering::Relaxed);
     assert_eq!(state.dead(), ["threads: 1 gave no sign of life for 11.0 s"]);
