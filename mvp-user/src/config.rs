@@ -178,6 +178,8 @@ pub struct Config {
     pub control_socket: Option<PathBuf>,
     /// `--metrics-listen`.
     pub metrics_listen: SocketAddr,
+    /// `--trace-endpoint`: the collector of spans, on loopback; none: no spans.
+    pub trace_endpoint: Option<SocketAddr>,
     /// `--log-format`.
     pub log_format: LogFormat,
     /// `--ktls`.

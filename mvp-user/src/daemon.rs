@@ -37,6 +37,7 @@ use crate::{
     metrics::Exposition,
     peers::{self, Learner, Learning},
     serve::{self, SelfCheck},
+    spans::Spans,
     steer::{
         self, Family, Heartbeat, SteerOptions, Steering,
         listen::{self, Listeners},
@@ -138,6 +139,7 @@ impl Parts {
             learner: learner.clone(),
             metrics,
             self_check: SelfCheck::new().context("no random token for the self-check")?,
+            spans: Spans::new(config.trace_endpoint),
         });
         let leave = watch::Sender::new(0);
         Ok(Self {
@@ -163,6 +165,7 @@ impl Parts {
         self.acceptor.register(registry);
         self.shared.metrics.register(registry);
         self.shared.discovery.counters.register(registry);
+        self.shared.spans.register(registry);
         registry.register(
             "mvp_older_connections_closed",
             "Direct connections older than steering that were closed, so that their clients come back through mvp",
@@ -412,6 +415,7 @@ impl House {
             prober: parts.prober.clone(),
         };
         spawn_local(peers::run(parts.learner.clone(), learning));
+        spawn_local(parts.shared.spans.clone().send());
     }
 
     /// The loops behind the steer; the task returned ends when the drain begins.

@@ -25,6 +25,7 @@ use crate::{
     peers::Learner,
     reply::Refusal,
     route::{self, Evidence, To},
+    spans::Spans,
     table::{Server, Table},
     tls::Tls,
     tunnel::{self, Half, How, Tally},
@@ -70,6 +71,8 @@ pub struct Shared {
     pub metrics: Metrics,
     /// Recognises mvp's requests to itself.
     pub self_check: SelfCheck,
+    /// Takes a span of each request that its client traces.
+    pub spans: Spans,
 }
 
 /// One data thread.
@@ -268,7 +271,7 @@ impl Visit {
                     let Some((server, answer)) = unknown else {
                         break (decision, Err(Refusal::Unconfirmed));
                     };
-                    self.answered(&ask, &server, &answer, began);
+                    self.answered(&mut ask, &server, &answer, began);
                     break (decision, Ok(answer));
                 }
                 &To::Refuse(why @ (Refusal::Unreachable(_) | Refusal::LocalDown)) => {
@@ -278,11 +281,11 @@ impl Visit {
             };
             match self.attempt(server, &mut ask, &evidence).await {
                 Attempt::Answer(answer) => {
-                    self.answered(&ask, server, &answer, began);
+                    self.answered(&mut ask, server, &answer, began);
                     break (decision, Ok(answer));
                 }
                 Attempt::Switch(answer, upstream) => {
-                    self.answered(&ask, server, &answer, began);
+                    self.answered(&mut ask, server, &answer, began);
                     let joint = ask.client.map(|client| Joint { client, upstream });
                     ask.client = None;
                     self.tunnel.replace(joint);
@@ -310,8 +313,9 @@ impl Visit {
                 Attempt::Gone => return Err(Gone),
             }
         };
-        let answer = outcome.unwrap_or_else(|why| self.refused(&ask.method, Some(&ask.info), why));
-        self.observe(&ask, &decision, &answer);
+        let answer = outcome
+            .unwrap_or_else(|why| self.refused(&ask.method, Some(&ask.info), &mut ask.span, why));
+        self.observe(&mut ask, &decision, &answer);
         unanswered.answered();
         Ok(answer)
     }

@@ -99,6 +99,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("drain-timeout", "MVP_DRAIN_TIMEOUT", "DURATION", "15m", "How long open connections may last after a stop was asked for"),
     flag("control-socket", "MVP_CONTROL_SOCKET", "FILE", "", "Control socket [default: /run/mvp/<pid>.sock]"),
     flag("metrics-listen", "MVP_METRICS_LISTEN", "ADDR:PORT", "127.0.0.1:9740", "Where /metrics, /livez and /readyz are served"),
+    flag("trace-endpoint", "MVP_TRACE_ENDPOINT", "ADDR:PORT", "", "Collector on this node for spans of the requests that clients trace, by OTLP/HTTP [default: none]"),
     flag("log-format", "MVP_LOG_FORMAT", "text|json", "text", "Form of log lines"),
     flag("ktls", "MVP_KTLS", "auto|on|off", "auto", "When the TLS of tunnels is handed to the kernel: auto for TLS 1.2 only, on for all (a peer's key update then ends the tunnel)"),
     flag("splice", "MVP_SPLICE", "on|off", "on", "Whether tunnels and raw connections move inside the kernel where they can"),

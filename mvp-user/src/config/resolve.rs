@@ -151,12 +151,9 @@ impl Reader<'_> {
         let drain_timeout = self.one("drain-timeout", values::duration);
         let control_socket = self.maybe("control-socket", values::path);
         let metrics_listen = self.one("metrics-listen", values::socket);
-        let log_format = self.one("log-format", |text| {
-            values::word(
-                text,
-                &[("text", LogFormat::Text), ("json", LogFormat::Json)],
-            )
-        });
+        let trace_endpoint = self.maybe("trace-endpoint", values::on_this_node);
+        let forms = [("text", LogFormat::Text), ("json", LogFormat::Json)];
+        let log_format = self.one("log-format", |text| values::word(text, &forms));
         let ktls = self.one("ktls", |text| {
             values::word(
                 text,
@@ -203,6 +200,7 @@ impl Reader<'_> {
             drain_timeout: drain_timeout?,
             control_socket: control_socket?,
             metrics_listen: metrics_listen?,
+            trace_endpoint: trace_endpoint?,
             log_format: log_format?,
             ktls: ktls?,
             splice: splice?,

@@ -103,6 +103,16 @@ pub(super) fn socket(text: &str) -> Result<SocketAddr, String> {
         .ok_or_else(|| format!("{text:?} is not ADDR:PORT (an IPv6 address in brackets)"))
 }
 
+/// `ADDR:PORT` of a loopback address.
+pub(super) fn on_this_node(text: &str) -> Result<SocketAddr, String> {
+    let address = socket(text)?;
+    if !address.ip().is_loopback() {
+        return Err(format!("{text:?} is not on this node's loopback"));
+    }
+    port(&address.port().to_string())?;
+    Ok(address)
+}
+
 /// An IP address.
 pub(super) fn address(text: &str) -> Result<IpAddr, String> {
     text.parse()

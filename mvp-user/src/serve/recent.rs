@@ -113,70 +113,71 @@ impl Kind<'_> {
             && self.says(&entry.what)
     }
 
-    /// Whether [`Kind::what`] would be `text`, without making it.
+    /// Whether [`what`] would be `text`, without making it.
     fn says(&self, mut text: &str) -> bool {
-        let mut parts = true;
-        self.parts(|part| match text.strip_prefix(part) {
-            Some(rest) if parts => text = rest,
-            _ => parts = false,
+        let mut whole = true;
+        parts(self.info, |part| match text.strip_prefix(part) {
+            Some(rest) if whole => text = rest,
+            _ => whole = false,
         });
-        parts && text.is_empty()
-    }
-
-    fn what(&self) -> Box<str> {
-        let mut text = String::new();
-        self.parts(|part| text.push_str(part));
-        text.into()
-    }
-
-    fn parts(&self, mut take: impl FnMut(&str)) {
-        let Some(info) = self.info else {
-            return;
-        };
-        if let Some(resource) = info.resource() {
-            if !resource.group.is_empty() {
-                take(cut(resource.group));
-                take("/");
-            }
-            take(cut(resource.version));
-            take(" ");
-            take(cut(resource.resource));
-            if let Some(subresource) = info.subresource() {
-                take("/");
-                take(cut(subresource));
-            }
-            return;
-        }
-        take(match info.class() {
-            Class::Resource => "resource",
-            Class::Discovery(_) => "discovery",
-            Class::OpenApi(_) => "OpenAPI",
-            Class::LocalOnly => "health, metrics or logs",
-            Class::Other => "another path",
-        });
-        if let Some(version) = info.group_version() {
-            take(" of ");
-            if !version.group.is_empty() {
-                take(cut(version.group));
-                take("/");
-            }
-            take(cut(version.version));
-        } else if let Some(group) = info.group() {
-            take(" of ");
-            take(cut(group));
-        }
+        whole && text.is_empty()
     }
 
     fn entry(&self) -> Entry {
         Entry {
             method: word(self.method),
-            what: self.what(),
+            what: what(self.info),
             server: self.server,
             why: self.why,
             status: self.status,
             count: 0,
             last: SystemTime::UNIX_EPOCH,
         }
+    }
+}
+
+/// Group, version, resource and subresource, or the class of another path, or nothing: no names of objects.
+pub(super) fn what(info: Option<&RequestInfo>) -> Box<str> {
+    let mut text = String::new();
+    parts(info, |part| text.push_str(part));
+    text.into()
+}
+
+fn parts(info: Option<&RequestInfo>, mut take: impl FnMut(&str)) {
+    let Some(info) = info else {
+        return;
+    };
+    if let Some(resource) = info.resource() {
+        if !resource.group.is_empty() {
+            take(cut(resource.group));
+            take("/");
+        }
+        take(cut(resource.version));
+        take(" ");
+        take(cut(resource.resource));
+        if let Some(subresource) = info.subresource() {
+            take("/");
+            take(cut(subresource));
+        }
+        return;
+    }
+    take(match info.class() {
+        Class::Resource => "resource",
+        Class::Discovery(_) => "discovery",
+        Class::OpenApi(_) => "OpenAPI",
+        Class::LocalOnly => "health, metrics or logs",
+        Class::Other => "another path",
+    });
+    if let Some(version) = info.group_version() {
+        take(" of ");
+        if !version.group.is_empty() {
+            take(cut(version.group));
+            take("/");
+        }
+        take(cut(version.version));
+    } else if let Some(group) = info.group() {
+        take(" of ");
+        take(cut(group));
     }
 }
 
@@ -193,7 +194,8 @@ fn word(method: &Method) -> &'static str {
     }
 }
 
-fn cut(text: &str) -> &str {
+/// As much of a name as is kept.
+pub(super) fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(PART)]
 }
 

@@ -11,16 +11,22 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use tokio::{sync::Notify, time::Instant};
 
-use super::{Joint, Thread, conn::MAX_HEADERS, taken_back::TakenBack};
+use super::{
+    Joint, Thread,
+    conn::MAX_HEADERS,
+    recent::{cut, what},
+    taken_back::TakenBack,
+};
 use crate::{
     accept::TlsConnection,
-    api::{PEER_PROXIED, ServerId},
+    api::{Gvr, PEER_PROXIED, ServerId},
     body::Body,
     forward::{From, Outbound},
     identity::{self, Caller, Presented},
     reply::{self, Refusal},
     request_info::RequestInfo,
     route::{Asker, AskerKind, Decision, To},
+    spans::Open,
     table::Server,
     throttle,
     tls::Presenting,
@@ -59,6 +65,7 @@ pub(super) struct Ask {
     /// The client's side of an upgrade.
     pub(super) client: Option<OnUpgrade>,
     pub(super) method: Method,
+    pub(super) span: Open,
 }
 
 impl Visit {
@@ -84,7 +91,12 @@ impl Visit {
     pub(super) fn ask(&self, mut request: Request<Incoming>) -> Result<Ask, Box<Response<Body>>> {
         self.answers.set(self.answers.get() + 1);
         let method = request.method().clone();
-        let refuse = |why| Box::new(self.refuse(&method, why));
+        let mut span = self.thread.shared.spans.open(request.headers());
+        span.tell(|span| {
+            span.method = method.clone();
+            span.path = throttle::short(request.uri().path()).into();
+        });
+        let mut refuse = |why| Box::new(self.refuse(&method, &mut span, why));
         if self.h2 && is_too_large(request.headers()) {
             return Err(refuse(Refusal::HeadersTooLarge));
         }
@@ -100,6 +112,12 @@ impl Visit {
         let (lane, presenting) = self.lane(&caller, &request);
         let outbound = Outbound::new(request, &self.from, &info, &caller, names)
             .map_err(|what| refuse(Refusal::BadRequest(what)))?;
+        span.tell(|span| {
+            span.what = what(Some(&info));
+            span.resource = info
+                .resource()
+                .map(|it| Gvr::new(cut(it.group), cut(it.version), cut(it.resource)));
+        });
         Ok(Ask {
             info,
             asker,
@@ -108,6 +126,7 @@ impl Visit {
             presenting,
             client,
             method,
+            span,
         })
     }
 
@@ -184,23 +203,28 @@ impl Visit {
     }
 
     /// A refusal before anything was decided.
-    fn refuse(&self, method: &Method, why: Refusal) -> Response<Body> {
+    fn refuse(&self, method: &Method, span: &mut Open, why: Refusal) -> Response<Body> {
         tracing::debug!(client = %self.client, why = why.as_str(), "Refused");
         if why == Refusal::Unauthorized {
             // As kube-apiserver after a 401 over HTTP/2.
             self.farewell.notify_one();
         }
-        self.refused(method, None, why)
+        self.refused(method, None, span, why)
     }
 
     pub(super) fn refused(
         &self,
         method: &Method,
         info: Option<&RequestInfo>,
+        span: &mut Open,
         why: Refusal,
     ) -> Response<Body> {
         self.thread.shared.metrics.refused(method, info, why);
         let mut answer = reply::refuse(why);
+        span.tell(|span| {
+            span.reason = Some(why.as_str());
+            span.status = Some(answer.status());
+        });
         if *method == Method::HEAD {
             *answer.body_mut() = Body::Empty;
         }
@@ -216,25 +240,31 @@ impl Visit {
         answer
     }
 
-    /// Counts what a server answered.
+    /// Counts what a server answered, and tells the span who it was.
     pub(super) fn answered(
         &self,
-        ask: &Ask,
+        ask: &mut Ask,
         server: &Server,
         answer: &Response<Body>,
         began: Instant,
     ) {
         let shared = &self.thread.shared;
         let (status, took) = (answer.status(), began.elapsed());
+        ask.span.tell(|span| span.server = Some(server.id));
         shared
             .metrics
             .answered(&shared.table, &ask.info, server, status, took);
     }
 
-    /// Logs, and ends what kube-apiserver would end.
-    pub(super) fn observe(&self, ask: &Ask, decision: &Decision, answer: &Response<Body>) {
-        let Ask { info, asker, .. } = ask;
+    /// Logs, completes the span, and ends what kube-apiserver would end.
+    pub(super) fn observe(&self, ask: &mut Ask, decision: &Decision, answer: &Response<Body>) {
         let status = answer.status();
+        let because = decision.because.as_str();
+        ask.span.tell(|span| {
+            span.status = Some(status);
+            span.reason.get_or_insert(because);
+        });
+        let Ask { info, asker, .. } = ask;
         // kube-apiserver ends the whole connection after these; streams that run go on (design 4.3).
         if self.h2
             && (status == StatusCode::UNAUTHORIZED || asker.kind == AskerKind::Anonymous)
@@ -242,7 +272,6 @@ impl Visit {
         {
             self.farewell.notify_one();
         }
-        let because = decision.because.as_str();
         let verb = info.verb().as_str();
         let path = throttle::short(info.path());
         match &decision.to {

@@ -29,6 +29,7 @@ mod node;
 mod page;
 mod plane;
 mod road;
+mod spans;
 mod streaming;
 mod together;
 mod upgrades;

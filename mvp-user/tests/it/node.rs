@@ -29,6 +29,16 @@ pub(crate) struct Node {
 impl Node {
     /// In front of `local`, with `peers`, ready.
     pub(crate) async fn start(pki: &ClusterPki, local: SocketAddr, peers: &[SocketAddr]) -> Self {
+        Self::with(pki, local, peers, &[]).await
+    }
+
+    /// The same, told more.
+    pub(crate) async fn with(
+        pki: &ClusterPki,
+        local: SocketAddr,
+        peers: &[SocketAddr],
+        more: &[&str],
+    ) -> Self {
         let files = tempfile::tempdir().unwrap();
         let write = |name: &str, text: String| {
             let path = files.path().join(name);
@@ -44,6 +54,7 @@ impl Node {
         let mut command = Command::new(MVP);
         command.args(["run", "--kubeadm-manifest=", "--metrics-listen=127.0.0.1:0"]);
         command.args(["--log-format=json", "--discovery-interval=1s"]);
+        command.args(more);
         let authority = write("ca.crt", pki.ca.pem());
         for (name, value) in [
             ("listen", address.to_string()),

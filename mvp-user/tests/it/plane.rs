@@ -16,6 +16,7 @@ use mvp_user::{
     health::{self, Prober, Probing, link::Marker},
     peers::{self, Learner, Learning},
     serve::{Metrics, SelfCheck, Shared, Thread},
+    spans::Spans,
     table::{Catalogue, Documents, Freshness, Health, Proof, Served, Server, Table},
     tls::Tls,
     upstream::Dialer,
@@ -136,6 +137,7 @@ pub(crate) fn config(local: SocketAddr, tls: TlsConfig) -> Config {
         drain_timeout: Duration::from_secs(5),
         control_socket: None,
         metrics_listen: "127.0.0.1:0".parse().unwrap(),
+        trace_endpoint: None,
         log_format: LogFormat::Text,
         ktls: Ktls::Off,
         splice: true,
@@ -262,12 +264,17 @@ impl Plane {
             learner: Learner::new(Arc::clone(&table)),
             metrics: Metrics::default(),
             self_check: SelfCheck::new().unwrap(),
+            spans: Spans::new(config.trace_endpoint),
             tls: Arc::clone(&tls),
             config: Arc::clone(&config),
         });
         let (leave, leaving) = watch::channel(0);
         let (stop, stopped) = watch::channel(false);
         let mut threads = Vec::new();
+        if config.trace_endpoint.is_some() {
+            let spans = shared.spans.clone();
+            threads.push(thread(stopped.clone(), move || spans.send()));
+        }
         if live {
             let (prober, learner) = (shared.prober.clone(), shared.learner.clone());
             let marker = Marker::new(&config.request_headers);

@@ -37,7 +37,7 @@ fn variants() -> Vec<Value> {
             "extraArgs": ["--steer-percent=10", "--secure-port=16443"],
             "hostPaths": ["/etc/kubernetes", "/var/lib/rancher/rke2/server/tls"],
             "nodeSelector": {}, "steer": "always", "localDown": "refuse", "seccompProfile": "Unconfined",
-            "seLinuxType": "spc_t",
+            "seLinuxType": "spc_t", "traceEndpoint": "127.0.0.1:4318",
             "podAnnotations": {"a": "b"}, "drainTimeoutSeconds": 3_600_000,
             "resources": {"requests": {"cpu": "1"}},
             "monitoring": {"enabled": true, "runbooks": "https://example.org/x", "scrape": true, "labels": {"release": "prometheus"}},
@@ -138,6 +138,10 @@ fn the_daemon_set_is_made_for_a_control_plane_node() {
         assert_eq!(security["seccompProfile"]["type"], values["seccompProfile"]);
         let selinux = security["seLinuxOptions"]["type"].as_str();
         assert_eq!(selinux.unwrap_or(""), values["seLinuxType"]);
+        let mut arguments = container["args"].as_array().unwrap().iter();
+        let collector =
+            arguments.find_map(|it| it.as_str().unwrap().strip_prefix("--trace-endpoint="));
+        assert_eq!(collector.unwrap_or(""), values["traceEndpoint"]);
         for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
             let command = container[probe]["exec"]["command"].as_array().unwrap();
             assert_eq!(command[..2], [json!("/mvp"), json!("probe")], "{probe}");

@@ -181,6 +181,7 @@ fn all_errors_come_together_and_each_names_its_flag() {
             "--steer-percent=101",
             "--steer-cidr=10.0.0.1/8",
             "--metrics-listen=9740",
+            "--trace-endpoint=10.0.0.9:4318",
             "--requestheader-username-headers=X Y",
             "--advertise-address=node-1",
             "--peer-server-name=a b",
@@ -209,6 +210,7 @@ fn all_errors_come_together_and_each_names_its_flag() {
         "--learn-deadline: \"soon\" is not a duration",
         "--exempt-source: \"10.0.0.1\" is not an address of 127.0.0.0/8",
         "--metrics-listen: \"9740\" is not ADDR:PORT",
+        "--trace-endpoint: \"10.0.0.9:4318\" is not on this node's loopback",
         "--threads: \"0\" is not a number from 1",
         "--steer-percent: \"101\" is not a number from 0 to 100",
         "--steer-cidr: \"10.0.0.1/8\" has bits behind its length; the network is 10.0.0.0/8",
@@ -323,6 +325,29 @@ fn there_are_no_more_threads_than_heartbeat_slots() {
     assert_eq!(config(&["--threads=63"]).threads, 63);
     let errors = run(&["--threads=64"]).unwrap_err();
     assert!(errors[0].contains("from 1 to 63"), "{errors:?}");
+}
+
+#[test]
+fn spans_stay_on_this_node() {
+    assert_eq!(config(&[]).trace_endpoint, None);
+    assert_eq!(config(&["--trace-endpoint="]).trace_endpoint, None);
+    for good in ["127.0.0.1:4318", "127.9.9.9:1", "[::1]:4318"] {
+        let flag = format!("--trace-endpoint={good}");
+        let wanted = Some(good.parse().unwrap());
+        assert_eq!(config(&[&flag]).trace_endpoint, wanted);
+    }
+    for bad in [
+        "0.0.0.0:4318",
+        "10.0.0.1:4318",
+        "[fd00::1]:4318",
+        "localhost:4318",
+        "127.0.0.1",
+        "127.0.0.1:0",
+        "http://127.0.0.1:4318",
+    ] {
+        let errors = run(&[&format!("--trace-endpoint={bad}")]).unwrap_err();
+        assert!(errors[0].starts_with("--trace-endpoint: "), "{errors:?}");
+    }
 }
 
 #[test]

@@ -223,6 +223,7 @@ fn config(local: SocketAddr, peers: Vec<SocketAddr>, files: &Files) -> Config {
         drain_timeout: Duration::from_secs(5),
         control_socket: None,
         metrics_listen: "127.0.0.1:0".parse().unwrap(),
+        trace_endpoint: None,
         log_format: LogFormat::Text,
         ktls: Ktls::Off,
         splice: true,
