@@ -11,12 +11,12 @@ use bench::compare::{self, Against, Effort, Native, Programs, Results, Scenario}
 use clap::Args;
 
 use crate::{
-    setup,
+    profile, setup,
     sh::{capture, cargo, exec, has, root},
 };
 
 /// Options of `cargo xtask bench`.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub(crate) struct Options {
     /// Within ten minutes on two cores: short runs, three repeats.
@@ -138,6 +138,37 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 }
 
+/// The work by which release builds are optimised: everything that is frequent, none of it by itself.
+const TRAINING: [&str; 15] = [
+    "get-h2-cert",
+    "get-h2-cert-single",
+    "get-h1-cert",
+    "get-h2-token",
+    "get-h1-token",
+    "rerouted",
+    "create-64k",
+    "list-100k",
+    "list-10m",
+    "watch-1000",
+    "storm",
+    "exec",
+    "discovery-warm",
+    "discovery-304",
+    "mixed",
+];
+
+/// Has an instrumented mvp do it.
+pub(crate) fn train(mvp: &Path, results: &Path) -> Result<()> {
+    run(&Options {
+        quick: true,
+        scenario: TRAINING.map(str::to_owned).to_vec(),
+        against: vec![Against::Direct],
+        mvp: Some(mvp.to_owned()),
+        results: results.to_owned(),
+        ..Options::default()
+    })
+}
+
 /// Writes the report, and prints it or its comparisons.
 fn print(options: &Options, results: &Results, directory: &Path) -> Result<()> {
     compare::report::write(results, directory)?;
@@ -236,6 +267,7 @@ fn programs(options: &Options, against: &[Against], effort: Effort) -> Result<Pr
     }
     if release {
         build.arg("--release");
+        profile::guide(&mut build)?;
     }
     if !options.built {
         exec(&mut build)?;

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::{
-    setup,
+    profile, setup,
     sh::{cargo, exec},
 };
 
@@ -26,6 +26,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     cargo.args(["build", "--locked", "--package", "mvp-user", "--bin", "mvp"]);
     if options.release {
         cargo.arg("--release");
+        profile::guide(&mut cargo)?;
     }
     if options.musl {
         let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);

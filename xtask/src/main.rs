@@ -16,6 +16,7 @@ mod lab;
 mod lint;
 mod manifests;
 mod order;
+mod profile;
 mod setup;
 mod sh;
 mod test;
@@ -47,6 +48,8 @@ enum Verb {
     Manifests(manifests::Options),
     /// Compare mvp with no proxy and with other proxies, under load.
     Bench(bench::Options),
+    /// Take the profile anew by which release builds are optimised (about a quarter of an hour)
+    Profile(profile::Options),
     /// Run kernel tests on a stock Debian kernel in qemu.
     VmTest(vm::Options),
     /// Show a mixed-version control plane on this machine, before and after mvp.
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Verb::Test(options) => test::run(&options),
         Verb::Manifests(options) => manifests::run(&options),
         Verb::Bench(options) => bench::run(&options),
+        Verb::Profile(options) => profile::run(&options),
         Verb::VmTest(options) => vm::run(&options),
         Verb::Demo(options) => demo::run(&options),
     };

@@ -145,6 +145,9 @@ impl Run<'_> {
                 }
             }
             self.together(&mut measured, &targets).await?;
+            for (target, _) in targets {
+                target.end().await?;
+            }
         }
         if !measured.samples.contains_key("mvp") {
             anyhow::bail!("{}", skipped.join("; "));
@@ -163,7 +166,9 @@ impl Run<'_> {
                 .await?;
         }
         let watched = self.watch(&target, ground, self.work(None)?).await?;
-        Ok(self.sample(&target, &watched))
+        let sample = self.sample(&target, &watched);
+        target.end().await?;
+        Ok(sample)
     }
 
     /// All targets side by side, in turns: at full throughput, then at one rate.

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use tokio::{
     net::TcpStream,
     process::{Child, Command},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
@@ -18,6 +18,8 @@ use super::{
 
 /// How long a proxy may take to be ready.
 const PATIENCE: Duration = Duration::from_mins(1);
+/// How long it may take to end.
+const GRACE: Duration = Duration::from_secs(2);
 /// Long enough for `sk_lookup` keys to follow the listener (`steer::listeners::REFRESH_INTERVAL` and a margin).
 const SETTLE: Duration = Duration::from_secs(5);
 
@@ -155,6 +157,25 @@ impl Target {
         }
     }
 
+    /// Ends it as whoever operates it would, so that an instrumented build writes what it counted.
+    pub(super) async fn end(mut self) -> Result<()> {
+        let leader = self.leader();
+        if let (Some(leader), Some(child)) = (leader, &mut self.child) {
+            rustix::process::kill_process(leader, rustix::process::Signal::TERM)?;
+            // Whoever takes longer is killed.
+            if let Ok(ended) = timeout(GRACE, child.wait()).await {
+                ended?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Its process, which leads its group.
+    fn leader(&self) -> Option<rustix::process::Pid> {
+        let leader = self.child.as_ref()?.id()?;
+        rustix::process::Pid::from_raw(leader.try_into().ok()?)
+    }
+
     /// Whether there is a proxy.
     pub(super) const fn is_proxy(&self) -> bool {
         self.pid.is_some()
@@ -283,15 +304,7 @@ async fn mvp(ground: &Ground, who: Who, threads: usize) -> Result<(SocketAddr, C
 impl Drop for Target {
     /// The whole group: nginx has workers, which outlive a master that is killed.
     fn drop(&mut self) {
-        let Some(leader) = self
-            .child
-            .as_ref()
-            .and_then(Child::id)
-            .and_then(|pid| i32::try_from(pid).ok())
-        else {
-            return;
-        };
-        let Some(leader) = rustix::process::Pid::from_raw(leader) else {
+        let Some(leader) = self.leader() else {
             return;
         };
         if let Err(error) =
