@@ -85,12 +85,10 @@ pub fn distribution(title: &str, series: &[Series]) -> String {
     for mark in MARKS {
         let x = frame.x(place(mark));
         grid(&mut svg, (x, TOP), (x, HEIGHT - BOTTOM));
-        text(
-            &mut svg,
-            (x, HEIGHT - BOTTOM + 16.0),
-            "middle",
-            &format!("p{mark}"),
-        );
+        // The last one has no room on its right.
+        let anchor = if mark > 99.9 { "end" } else { "middle" };
+        let under = (x, HEIGHT - BOTTOM + 16.0);
+        text(&mut svg, under, anchor, &format!("p{mark}"));
     }
     for y in decades(frame.y) {
         grid(&mut svg, (LEFT, frame.y(y)), (WIDTH - RIGHT, frame.y(y)));
@@ -140,11 +138,11 @@ pub fn lines(title: &str, axis: &str, series: &[Series]) -> String {
     }
     text(&mut svg, (WIDTH / 2.0, HEIGHT - 8.0), "middle", axis);
     for one in series {
-        line(
-            &mut svg,
-            one,
-            one.points.iter().map(|(x, y)| (frame.x(*x), frame.y(*y))),
-        );
+        // What is bounded is measured first, so points come in any order.
+        let mut points = one.points.clone();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let placed = points.into_iter().map(|(x, y)| (frame.x(x), frame.y(y)));
+        line(&mut svg, one, placed);
     }
     legend(&mut svg, series);
     svg + "</svg>"

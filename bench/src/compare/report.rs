@@ -29,7 +29,7 @@ pub fn write(results: &Results, directory: &Path) -> Result<()> {
     let chart = cpu(results);
     let styled = chart
         .split_once('>')
-        .map(|(open, rest)| format!("{open}><style>{}</style>{rest}", chart::STYLE));
+        .map(|(open, rest)| format!("{open}><style>{}{OWN_COLOURS}</style>{rest}", chart::STYLE));
     put("cpu.svg", styled.unwrap_or_default())
 }
 
@@ -351,6 +351,9 @@ fn html(results: &Results) -> String {
         chart::STYLE
     )
 }
+
+/// What a page would say about the text of a chart.
+const OWN_COLOURS: &str = ".chart{color:#222}@media(prefers-color-scheme:dark){.chart{color:#ddd}}";
 
 const STYLE: &str = ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;max-width:1320px;margin:2rem auto;padding:0 1rem}\
     table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}th,td{padding:.2rem .7rem;text-align:right;\

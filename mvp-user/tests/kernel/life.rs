@@ -4,7 +4,9 @@
 mod load;
 mod world;
 
+mod alternation;
 mod auto;
+mod black_hole;
 mod direct;
 mod forms;
 mod local;
