@@ -473,7 +473,7 @@ pub(super) fn settings(settings: &[Setting], width: usize) -> String {
         })
         .collect();
     let page = Page {
-        width: width.max(120),
+        width,
         wide: false,
         colour: false,
     };

@@ -33,6 +33,8 @@ pub(super) const PATHS: &str = "/proc/self/fd/";
 const WITHIN: Duration = Duration::from_secs(10);
 /// How often it is read again: CAs are rotated over hours.
 const AGAIN: Duration = Duration::from_mins(1);
+/// So many failures in a row are more than an API server that is being replaced.
+const PATIENCE: u32 = 5;
 
 /// What it holds as PEM.
 pub(super) const CAS: [&str; 2] = ["client-ca-file", "requestheader-client-ca-file"];
@@ -173,14 +175,28 @@ impl Published {
     /// Reads it again for ever, and replaces the CAs that changed.
     #[expect(clippy::infinite_loop, reason = "ends with the task that it is in")]
     pub async fn follow(&self) {
+        let mut failures = 0_u32;
         loop {
             tokio::time::sleep(AGAIN).await;
-            match tokio::time::timeout(WITHIN, read(&self.access)).await {
-                Ok(Ok(Some(map))) => self.take(&map),
-                Ok(Ok(None)) | Err(_) => {}
-                Ok(Err(error)) => {
-                    tracing::debug!(error, "The ConfigMap {NAME} cannot be read again");
+            let error = match tokio::time::timeout(WITHIN, read(&self.access)).await {
+                Ok(Ok(Some(map))) => {
+                    if failures >= PATIENCE {
+                        tracing::info!("The ConfigMap {NAME} can be read again");
+                    }
+                    failures = 0;
+                    self.take(&map);
+                    continue;
                 }
+                Ok(Ok(None)) => "there is no service account any more".to_owned(),
+                Ok(Err(error)) => error,
+                Err(_late) => format!("no answer within {WITHIN:?}"),
+            };
+            failures = failures.saturating_add(1);
+            if failures == PATIENCE {
+                tracing::warn!(
+                    error,
+                    "The ConfigMap {NAME} cannot be read any more: a new CA in it stays unknown"
+                );
             }
         }
     }

@@ -61,7 +61,7 @@ pub(super) fn rights() -> Finding {
     fail(
         NAME,
         format!("{} not in effect", missing.join(" and ")),
-        "run it as root, or add them to securityContext.capabilities of the pod (CAP_SYS_ADMIN in the place of CAP_BPF before Linux 5.8)",
+        "run it as root, or add them to securityContext.capabilities of the pod",
     )
 }
 
