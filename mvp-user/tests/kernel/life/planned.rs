@@ -88,6 +88,17 @@ fn the_next_process_knows_a_server_that_has_left_before_it_started() {
             status["servers"][1]["membership"] == "departed"
         });
         assert_eq!(world.get(world.node.server(), NEW), Ok(503));
+        // The file is written once a second at most.
+        let file = world.file(world.node.name).join("state.json");
+        crate::support::eventually(Duration::from_secs(5), || {
+            let text = std::fs::read(&file).unwrap_or_default();
+            serde_json::from_slice::<serde_json::Value>(&text).is_ok_and(|state| {
+                let servers = state["servers"].as_array().unwrap();
+                servers
+                    .iter()
+                    .any(|server| !server["departedAt"].is_null())
+            })
+        });
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
             let mut before = world.mvp_as(
                 &world.node,
@@ -105,8 +116,14 @@ fn the_next_process_knows_a_server_that_has_left_before_it_started() {
                 |_| {},
             );
             after.settled(1, "on");
-            drop(before);
-            assert_eq!(after.status()["servers"][1]["membership"], "departed");
+            let status = after.status();
+            assert_eq!(
+                status["servers"][1]["membership"],
+                "departed",
+                "{status}\n{}\n{}",
+                before.log(),
+                after.log()
+            );
         }
         drop(first);
         let last = world.mvp_as(&world.node, "last", &["--steer=always"], |_| {});
