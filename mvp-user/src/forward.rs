@@ -276,7 +276,7 @@ impl Forward {
         self.count(server.id);
         match self.pool.send(server, lane, request).await {
             Ok(answer) if outbound.is_plain(answer.status()) => outbound.relay(answer),
-            // Boxed because it is rare, and would make every stream's task larger.
+            // Boxed because it is rare, and would make every walk larger.
             Ok(answer) => Box::pin(self.judge(server, info, outbound, answer)).await,
             Err(error) => self.failed(server, outbound, &error),
         }

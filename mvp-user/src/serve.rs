@@ -236,8 +236,8 @@ impl Thread {
     }
 }
 
-/// What is seldom needed is boxed on the way: a stream's task is as large as the largest of its states, and it is moved
-/// when it is spawned (docs/performance.md).
+/// What is seldom needed is boxed on the way: the walk is a future as large as the largest of its states, and there is one
+/// for every request (docs/performance.md).
 impl Visit {
     /// The walk of one request.
     async fn answer(self: Rc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Gone> {

@@ -247,7 +247,7 @@ async fn idle_watches(connections: u64) {
     }
     let after = mvp.peak(Duration::from_secs(1)).await;
     let units = connections * STREAMS;
-    check("an idle watch", (before, after), units, 24 * KIB);
+    check("an idle watch", (before, after), units, 16 * KIB);
 }
 
 async fn idle_connections(count: u64) {
