@@ -6,6 +6,7 @@
 use std::{rc::Rc, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::future::LocalBoxFuture;
 use http::{Request, Response, StatusCode};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use tokio::{
@@ -30,6 +31,7 @@ use crate::{
     tls::Tls,
     tunnel::{self, Half, How, Tally},
     upstream::{Dialer, Pool},
+    wire::Wire,
 };
 
 mod conn;
@@ -128,10 +130,10 @@ impl Thread {
                 peer,
                 slot,
             } => {
-                self.pass(stream, head, why, peer).await;
+                Box::pin(self.pass(stream, head, why, peer)).await;
                 drop(slot);
             }
-            Connection::Tls(connection) => self.welcome(*connection).await,
+            Connection::Tls(connection) => self.welcome(connection).await,
         }
     }
 
@@ -189,20 +191,28 @@ impl Thread {
         }
     }
 
-    async fn welcome(self: Rc<Self>, connection: TlsConnection) {
+    /// Boxed by kind, and not `async`: a future is as large as the largest of its states, and keeps its arguments as long as
+    /// it lives; this one lives as long as an idle connection.
+    fn welcome(self: Rc<Self>, connection: Box<TlsConnection>) -> impl Future<Output = ()> {
         let visit = Rc::new(Visit::new(self, &connection));
         let mut leave = visit.thread.leave.clone();
         leave.mark_unchanged();
-        if connection.h2 {
-            conn::serve_h2(connection.io, &visit, leave).await;
+        let TlsConnection { io, h2, slot, .. } = *connection;
+        let served: LocalBoxFuture<'static, ()> = if h2 {
+            let (socket, tls) = io.into_inner();
+            let wire = Wire::new(socket.into_stream(), tls);
+            Box::pin(conn::serve_h2(wire, Rc::clone(&visit), leave))
         } else {
-            conn::serve_h1(connection.io, &visit, leave).await;
+            Box::pin(conn::serve_h1(io, Rc::clone(&visit), leave))
+        };
+        async move {
+            served.await;
             let joint = visit.tunnel.take();
             if let Some(joint) = joint {
-                visit.thread.tunnel(joint).await;
+                Box::pin(visit.thread.tunnel(joint)).await;
             }
+            drop(slot);
         }
-        drop(connection.slot);
     }
 
     async fn tunnel(&self, joint: Joint) {

@@ -198,7 +198,8 @@ impl<'a> Direction<'a> {
                     self.sealed(bytes)?;
                 }
                 Err(error) if unable(&error) => {
-                    let mut buffer = [0; 4096];
+                    // Not an array, which would be in every tunnel from its beginning, twice.
+                    let mut buffer = vec![0; 4096];
                     while pipe.held() > 0 {
                         let read = pipe.read(&mut buffer)?;
                         self.write(buffer.get(..read).unwrap_or_default()).await?;

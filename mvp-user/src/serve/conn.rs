@@ -25,7 +25,7 @@ use super::{
 use crate::{
     accept::Watched,
     tls::RecordStream,
-    wire::{Wire, driven},
+    wire::{Outlet, Wire, driven},
 };
 
 /// Bound of a request's headers.
@@ -49,12 +49,12 @@ const IDLE_TICKS: u32 = 3;
 
 pub(super) async fn serve_h1(
     io: TlsStream<RecordStream>,
-    visit: &Rc<Visit>,
+    visit: Rc<Visit>,
     mut leave: watch::Receiver<u64>,
 ) {
     let io = Watched::new(io);
     let service = {
-        let (visit, gate, served) = (Rc::clone(visit), io.gate(), io.served());
+        let (visit, gate, served) = (Rc::clone(&visit), io.gate(), io.served());
         service_fn(move |mut request: Request<Incoming>| {
             served.store(true, Ordering::Relaxed);
             if request.headers().contains_key(header::EXPECT) && !request.body().is_end_stream() {
@@ -84,7 +84,7 @@ pub(super) async fn serve_h1(
                 if let Some(why) = unread.get() {
                     visit.thread.shared.metrics.unread(*why);
                 }
-                report(visit, end);
+                report(&visit, end);
                 return;
             }
             asked = leave.changed(), if !leaving => {
@@ -99,18 +99,16 @@ pub(super) async fn serve_h1(
 }
 
 pub(super) async fn serve_h2(
-    io: TlsStream<RecordStream>,
-    visit: &Rc<Visit>,
+    (wire, outlet): (Wire, Outlet),
+    visit: Rc<Visit>,
     mut leave: watch::Receiver<u64>,
 ) {
     let service = {
-        let visit = Rc::clone(visit);
+        let visit = Rc::clone(&visit);
         // Boxed: the stream's task is moved when it is spawned, and lives as long as the answer's body.
         service_fn(move |request| Box::pin(Rc::clone(&visit).answer(request)))
     };
     let streams = Streams::default();
-    let (socket, tls) = io.into_inner();
-    let (wire, outlet) = Wire::new(socket.into_stream(), tls);
     let mut connection = pin!(
         http2::Builder::new(streams.clone())
             .timer(TokioTimer::new())
@@ -130,7 +128,7 @@ pub(super) async fn serve_h2(
         tokio::select! {
             biased;
             end = poll_fn(|cx| driven(connection.as_mut(), &outlet, cx)) => {
-                report(visit, end);
+                report(&visit, end);
                 return;
             }
             () = visit.taken_back.flood() => {
@@ -195,6 +193,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::Thread;
 
     fn size<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
         size_of::<F>()
@@ -205,5 +204,12 @@ mod tests {
     fn the_walk_of_a_request_is_a_small_future() {
         let size = size(Visit::answer);
         assert!(size <= 4608, "{size} bytes");
+    }
+
+    /// It is there for every connection, whatever that may become.
+    #[test]
+    fn the_task_of_a_connection_is_a_small_future() {
+        let size = size(Thread::serve);
+        assert!(size <= 1024, "{size} bytes");
     }
 }

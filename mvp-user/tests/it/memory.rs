@@ -274,7 +274,7 @@ async fn idle_connections(count: u64) {
             &format!("an idle {what} connection"),
             (before, after),
             count,
-            64 * KIB,
+            56 * KIB,
         );
     }
 }
