@@ -46,7 +46,7 @@ pub(super) struct Key {
 pub(super) enum Own {
     /// Its answer to the request that is being completed.
     Answer,
-    /// Its catalogue: the request was for another document.
+    /// Its catalogue: the request was for another document, or for none (HEAD).
     Catalogue,
 }
 
@@ -197,13 +197,13 @@ impl Aggregated {
             counters,
         } = case;
         let core = plan.document == Document::Api;
-        let key = Key {
+        let mut key = Key {
             server: from,
             core,
             form,
             own: Own::Answer,
         };
-        let slot = self.slot(key, table);
+        let mut slot = self.slot(key, table);
         let encoding = if answer.is_unchanged() {
             plan.wanted.first().map(|wanted| wanted.encoding)
         } else {
@@ -226,10 +226,15 @@ impl Aggregated {
                 base
             }
             _ if answer.is_unchanged() => return answer.relay(),
-            _ if plan.client.head => match from_catalogue(table, key, &answer) {
-                Some(base) => base,
-                None => return answer.relay(),
-            },
+            _ if plan.client.head => {
+                // What was learnt may be older than what the server's ETag names: what is made of it is kept apart.
+                key.own = Own::Catalogue;
+                slot = self.slot(key, table);
+                match slot.learnt(key, table) {
+                    Some(base) if answer.etag().is_some() => base,
+                    _ => return answer.relay(),
+                }
+            }
             _ => match read(&mut answer, encoding, key.form, counters).await {
                 Ok((base, indented)) => {
                     if indented {
@@ -290,33 +295,14 @@ impl Aggregated {
             own: Own::Catalogue,
         };
         let slot = self.slot(key, table);
-        let catalogue = table.catalogue(authority);
-        let generation = catalogue
-            .as_ref()
-            .map_or(0, |catalogue| catalogue.generation);
-        let etag = HeaderValue::from(generation);
-        let known = slot.base.load_full().filter(|base| base.etag == etag);
-        let base = if let Some(base) = known {
-            base
-        } else {
-            let list = catalogue.map_or_else(GroupList::default, |catalogue| {
-                let documents = &catalogue.documents;
-                if core {
-                    documents.core.clone()
-                } else {
-                    documents.groups.clone()
-                }
-            });
-            let size = list.items.len() * 1024;
-            let base = Arc::new(Base {
-                etag,
-                form: Form::V2,
-                list,
-                size,
-            });
-            slot.base.store(Some(Arc::clone(&base)));
-            base
-        };
+        let base = slot.learnt(key, table).unwrap_or_else(|| {
+            Arc::new(Base {
+                etag: HeaderValue::from(0),
+                form: key.form,
+                list: GroupList::default(),
+                size: 0,
+            })
+        });
         slot.completed(&base, key, table, case.counters).await
     }
 
@@ -374,23 +360,6 @@ async fn read(
     ))
 }
 
-/// For HEAD, whose answer has no body: what was learnt from the server.
-fn from_catalogue(table: &Table, key: Key, answer: &Authorised) -> Option<Arc<Base>> {
-    let catalogue = table.catalogue(key.server)?;
-    let documents = &catalogue.documents;
-    let list = if key.core {
-        documents.core.clone()
-    } else {
-        documents.groups.clone()
-    };
-    Some(Arc::new(Base {
-        etag: answer.etag()?.clone(),
-        form: key.form,
-        list,
-        size: 0,
-    }))
-}
-
 /// Runs it here if it is short, else on a thread for such work. `None` if it failed to run.
 async fn blocking<T: Send + 'static>(
     size: usize,
@@ -403,6 +372,31 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl Slot {
+    /// The server's own document as it was learnt; its tag is the catalogue's generation. `None`: it was never read.
+    fn learnt(&self, key: Key, table: &Table) -> Option<Arc<Base>> {
+        let catalogue = table.catalogue(key.server)?;
+        let etag = HeaderValue::from(catalogue.generation);
+        let known = self.base.load_full().filter(|base| base.etag == etag);
+        if known.is_some() {
+            return known;
+        }
+        let documents = &catalogue.documents;
+        let list = if key.core {
+            documents.core.clone()
+        } else {
+            documents.groups.clone()
+        };
+        let size = list.items.len() * 1024;
+        let base = Arc::new(Base {
+            etag,
+            form: key.form,
+            list,
+            size,
+        });
+        self.base.store(Some(Arc::clone(&base)));
+        Some(base)
+    }
+
     /// The document completed from `base`, built by one caller while the others wait.
     async fn completed(
         &self,

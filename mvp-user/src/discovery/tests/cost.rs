@@ -125,6 +125,34 @@ fn answer(content_type: &'static str, body: Vec<u8>) -> Response<Body> {
 }
 
 #[tokio::test]
+async fn head_before_a_server_is_read_again_does_not_spoil_what_get_shows() {
+    let (discovery, nodes) = cluster(&["1.34", "1.36"]);
+    // Local has a group by now that was not there when it was read.
+    let mut newer = documents("1.34").groups;
+    let new = merge::tests::group("new.example", &[("v1", &["things"])]);
+    newer.items.push(new);
+    let body = newer.write(Form::V2, Encoding::Json).unwrap();
+    let own = |body: Vec<u8>| {
+        let mut own = answer(V2, body);
+        let etag = HeaderValue::from_static("\"NEW\"");
+        own.headers_mut().insert(header::ETAG, etag);
+        own
+    };
+    let mut head = get("/apis", V2);
+    *head.method_mut() = Method::HEAD;
+    let info = RequestInfo::parse(head.method(), head.uri()).unwrap();
+    let plan = discovery
+        .prepare(&info, &asker(), &nodes[0].server, &mut head)
+        .unwrap();
+    let head = discovery
+        .complete(plan, &nodes[0].server, own(Vec::new()))
+        .await;
+    assert_eq!(head.status(), StatusCode::OK);
+    let seen = through(&discovery, &nodes[0], "/apis", V2, own(body)).await;
+    assert!(String::from_utf8_lossy(&seen.body).contains("new.example"));
+}
+
+#[tokio::test]
 async fn what_cannot_be_read_is_relayed_as_it_is_and_counted() {
     let (discovery, nodes) = cluster(&["1.34", "1.36"]);
     let mut truncated = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
