@@ -28,6 +28,8 @@ use crate::{
 
 /// Documents beyond this are parsed and merged on another thread, so that no request waits behind them.
 const BLOCKING_FROM: usize = 64 << 10;
+/// Bytes of an entry of a document (a version, a resource), about.
+const ENTRY: usize = 300;
 /// Slots are swept when there are more.
 const MAX_SLOTS: usize = 64;
 
@@ -137,6 +139,14 @@ impl Others {
                 .collect(),
             shared: Arc::clone(&self.shared),
         }
+    }
+
+    /// About how many bytes their documents have.
+    fn weight(&self) -> usize {
+        let entries = self.catalogues.iter().map(|(_, catalogue, _)| {
+            catalogue.group_versions.len() + catalogue.resources.len()
+        });
+        entries.sum::<usize>() * ENTRY
     }
 
     pub(super) fn merge(&self, base: &GroupList, core: bool) -> GroupList {
@@ -423,7 +433,8 @@ impl Slot {
         }
         counters.build();
         let base = Arc::clone(base);
-        let completed = blocking(base.size, move || {
+        let size = base.size + others.weight();
+        let completed = blocking(size, move || {
             let list = others.merge(&base.list, key.core);
             let adds = list != base.list;
             let etag = etag_of(&list)?;
@@ -456,7 +467,7 @@ impl Completed {
             return done.clone();
         }
         let this = Arc::clone(self);
-        let size = self.list.items.len() * 1024;
+        let size = weight(&self.list);
         blocking(size, move || {
             let place = this.renderings.get(encoding as usize)?;
             place
@@ -469,6 +480,13 @@ impl Completed {
         })
         .await?
     }
+}
+
+/// About how many bytes the document has. A few groups may have thousands of resources.
+pub(super) fn weight(list: &GroupList) -> usize {
+    let versions = list.items.iter().flat_map(|group| &group.versions);
+    let entries = versions.map(|version| 1 + version.resources.len());
+    entries.sum::<usize>() * ENTRY
 }
 
 /// kube-apiserver's: upper hexadecimal SHA-512 of the JSON without `kind` and `apiVersion`

@@ -86,6 +86,25 @@ async fn many_at_once_build_it_once() {
     assert_eq!(discovery.counters.builds(), 1);
 }
 
+#[test]
+fn a_document_weighs_about_what_its_bytes_do() {
+    for version in ["1.34", "1.36", "1.36-all"] {
+        let documents = documents(version);
+        for list in [&documents.core, &documents.groups] {
+            let bytes = list.write(Form::V2, Encoding::Json).unwrap().len();
+            let weight = aggregated::weight(list);
+            assert!(
+                (bytes / 2..bytes * 2).contains(&weight),
+                "{version}: {weight} for {bytes}"
+            );
+        }
+    }
+    let names: Vec<String> = (0..1000).map(|number| format!("r{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let group = merge::tests::group("one.example", &[("v1", names.as_slice())]);
+    assert!(aggregated::weight(&GroupList::new(vec![group])) > 64 << 10);
+}
+
 /// Sends an answer of the authority's through the door.
 async fn through(
     discovery: &Discovery,
