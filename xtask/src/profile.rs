@@ -2,7 +2,9 @@
 //! a new one. What it brings is in `docs/performance.md`.
 
 use std::{
+    ffi::OsString,
     fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -31,8 +33,17 @@ pub(crate) fn guide(build: &mut Command) -> Result<()> {
         eprintln!("build: without the profile {PROFILE}, which LLVM {LLVM} or newer reads");
         return Ok(());
     }
-    let mut uses = std::ffi::OsString::from("-Cprofile-use=");
-    uses.push(profile);
+    // cargo looks at the flags and not into the file, so its name says what is in it.
+    let counts = fs::read(&profile).with_context(|| format!("{}", profile.display()))?;
+    let mut hasher = DefaultHasher::new();
+    counts.hash(&mut hasher);
+    let used = root().join(format!("target/{:016x}.profdata", hasher.finish()));
+    if !used.is_file() {
+        fs::create_dir_all(root().join("target"))?;
+        fs::write(&used, counts).with_context(|| format!("{}", used.display()))?;
+    }
+    let mut uses = OsString::from("-Cprofile-use=");
+    uses.push(used);
     // What has changed is expected to differ.
     flags(build, &[uses, "-Cllvm-args=-no-pgo-warn-mismatch".into()])
 }
@@ -52,7 +63,7 @@ pub(crate) fn run(_: &Options) -> Result<()> {
         .args(["build", "--release", "--locked"])
         .args(["--package", "mvp-user", "--bin", "mvp"])
         .env("CARGO_TARGET_DIR", &target);
-    let mut counts = std::ffi::OsString::from("-Cprofile-generate=");
+    let mut counts = OsString::from("-Cprofile-generate=");
     counts.push(&raw);
     flags(&mut build, &[counts])?;
     exec(&mut build)?;
@@ -73,7 +84,7 @@ pub(crate) fn run(_: &Options) -> Result<()> {
 }
 
 /// Adds to the flags that cargo takes from the environment.
-fn flags(build: &mut Command, more: &[std::ffi::OsString]) -> Result<()> {
+fn flags(build: &mut Command, more: &[OsString]) -> Result<()> {
     const BETWEEN: &str = "\x1f";
     let mut all: Vec<String> = match (
         std::env::var("CARGO_ENCODED_RUSTFLAGS"),

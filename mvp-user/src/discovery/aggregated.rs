@@ -143,9 +143,10 @@ impl Others {
 
     /// About how many bytes their documents have.
     fn weight(&self) -> usize {
-        let entries = self.catalogues.iter().map(|(_, catalogue, _)| {
-            catalogue.group_versions.len() + catalogue.resources.len()
-        });
+        let entries = self
+            .catalogues
+            .iter()
+            .map(|(_, catalogue, _)| catalogue.group_versions.len() + catalogue.resources.len());
         entries.sum::<usize>() * ENTRY
     }
 

@@ -94,9 +94,7 @@ fn the_next_process_knows_a_server_that_has_left_before_it_started() {
             let text = std::fs::read(&file).unwrap_or_default();
             serde_json::from_slice::<serde_json::Value>(&text).is_ok_and(|state| {
                 let servers = state["servers"].as_array().unwrap();
-                servers
-                    .iter()
-                    .any(|server| !server["departedAt"].is_null())
+                servers.iter().any(|server| !server["departedAt"].is_null())
             })
         });
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
