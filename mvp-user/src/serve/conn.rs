@@ -41,6 +41,9 @@ const MAX_HEADER_LINES: usize = 2000;
 const MAX_STREAMS: u32 = 100;
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * (MAX_STREAMS + 1);
+/// What waits on one stream for the client's window and for the socket, whose own buffer is behind it: what is written at
+/// a time. A slow reader holds so much beside what its upstream may send ahead.
+const SEND_BUFFER: usize = 64 * 1024;
 /// Streams that a client may cancel before they were looked at: twice a full connection (rapid reset, CVE-2023-44487).
 const MAX_PENDING_RESETS: usize = 2 * MAX_STREAMS as usize;
 /// A third of kube-apiserver's 90 s, after three of which an unused connection is ended.
@@ -115,6 +118,7 @@ pub(super) async fn serve_h2(
             .max_concurrent_streams(MAX_STREAMS)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_send_buf_size(SEND_BUFFER)
             .max_header_list_size(HTTP2_HEADERS)
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
             .serve_connection(TokioIo::new(wire), service)

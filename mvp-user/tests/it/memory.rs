@@ -213,12 +213,16 @@ async fn slow_lists(streams: u64) {
             }
         }
         let peak = mvp.peak(Duration::from_secs(4)).await;
-        let what = if http2 { "HTTP/2" } else { "HTTP/1.1" };
+        let (what, bound) = if http2 {
+            ("HTTP/2", MIB)
+        } else {
+            ("HTTP/1.1", 2 * MIB)
+        };
         check(
             &format!("a list of 1 GiB to a slow {what} client"),
             (before, peak),
             streams,
-            2 * MIB,
+            bound,
         );
         assert!(tasks.try_join_next().is_none(), "a list has ended");
         tasks.shutdown().await;
