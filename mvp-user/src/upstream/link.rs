@@ -181,7 +181,9 @@ impl Link {
         if self.waiting.get() == 0 {
             return Duration::ZERO;
         }
-        self.silence().min(self.waiting_since.get().elapsed())
+        // One look at the clock: every request asks.
+        let since = self.last_heard.get().max(self.waiting_since.get());
+        since.elapsed()
     }
 
     /// Streams that are open.
@@ -374,10 +376,11 @@ async fn drive(
     let mut tick = interval_at(opened + PING_INTERVAL, PING_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut retired = pin!(link.retired.notified());
-    let mut leaving = false;
+    let mut waits = false;
     poll_fn(|cx| {
-        if !leaving && retired.as_mut().poll(cx).is_ready() {
-            leaving = true;
+        // Wakes this task, and needs no further look, which would take a lock at every turn.
+        if !waits {
+            waits = retired.as_mut().poll(cx).is_pending();
         }
         let mut over = driven(Pin::new(&mut connection), &outlet, cx).is_ready();
         if outlet.heard() {
@@ -444,6 +447,34 @@ async fn drive(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_link_owes_since_it_was_asked_or_heard_whichever_was_later() {
+        let now = Instant::now();
+        let second = Duration::from_secs(1);
+        let link = Link {
+            sender: RefCell::new(None),
+            open: Arc::default(),
+            requests: Cell::new(0),
+            limit: Cell::new(1),
+            doubtful: Cell::new(false),
+            retired: Notify::new(),
+            last_heard: Cell::new(now),
+            waiting: Cell::new(0),
+            waiting_since: Cell::new(now),
+        };
+        tokio::time::advance(second).await;
+        assert_eq!(link.owes(), Duration::ZERO, "nobody waits");
+        let waiting = Waiting::begin(&link);
+        tokio::time::advance(second).await;
+        assert_eq!(link.owes(), second, "asked");
+        link.last_heard.set(Instant::now());
+        assert_eq!(link.owes(), Duration::ZERO, "heard");
+        tokio::time::advance(second).await;
+        assert_eq!(link.owes(), second, "silent again");
+        drop(waiting);
+        assert_eq!(link.owes(), Duration::ZERO, "answered");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn connections_to_peers_are_renewed_and_those_to_local_are_not() {

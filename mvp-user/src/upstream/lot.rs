@@ -171,9 +171,9 @@ impl Lot {
         links
             .iter()
             .find(|link| {
-                let dead = down && link.silence() > SILENCE;
-                let doubtful = self.keeping.ping_idle && link.owes() > SILENCE;
-                link.has_room() && !dead && !doubtful
+                let dead = || down && link.silence() > SILENCE;
+                let doubtful = || self.keeping.ping_idle && link.owes() > SILENCE;
+                link.has_room() && !dead() && !doubtful()
             })
             .map(Rc::clone)
     }
