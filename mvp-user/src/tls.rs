@@ -161,6 +161,11 @@ impl Tls {
         self.current.load_full()
     }
 
+    /// The newest generation, for a short look: counts no reference, which every request of every thread would.
+    pub fn look(&self) -> arc_swap::Guard<Arc<Material>> {
+        self.current.load()
+    }
+
     /// Changes whenever [`Tls::current`] does.
     pub fn generations(&self) -> watch::Receiver<u64> {
         self.generation.subscribe()

@@ -77,8 +77,11 @@ fn same(left: &[u8], right: &[u8]) -> bool {
 }
 
 fn write(user: &User, headers: &mut HeaderMap, names: &RequestHeaders) {
-    let first =
-        |list: &[HeaderName], standard: HeaderName| list.first().cloned().unwrap_or(standard);
+    // A configured name is shared by all threads and counts its clones; the standard one does not.
+    let first = |list: &[HeaderName], standard: HeaderName| match list.first() {
+        Some(name) if *name != standard => name.clone(),
+        _ => standard,
+    };
     headers.insert(
         first(&names.username, STANDARD_USER),
         user.lines.name.clone(),

@@ -137,7 +137,7 @@ impl Visit {
             Some(presented) => {
                 let caller = presented.caller(
                     request.headers(),
-                    &shared.tls.current().authorities,
+                    &shared.tls.look().authorities,
                     &shared.config.request_headers,
                     SystemTime::now(),
                 );

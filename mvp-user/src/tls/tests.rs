@@ -503,6 +503,7 @@ fn what_changed_is_taken_over_and_what_is_broken_stays_as_it_was() {
     pki.write("ca.crt", &new_ca.pem);
     assert!(tls.reload());
     let second = tls.current();
+    assert!(Arc::ptr_eq(&tls.look(), &second));
     assert_eq!(second.generation, first.generation + 1);
     assert_ne!(second.authorities.client, first.authorities.client);
     assert_eq!(second.authorities.generation, second.generation);
