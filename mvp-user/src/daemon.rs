@@ -487,7 +487,12 @@ impl DataThread {
                 return;
             }
         };
-        runtime.block_on(LocalSet::new().run_until(self.serve()));
+        let local = LocalSet::new();
+        // A task like the others: what a set runs beside its tasks is polled whenever any of them is.
+        let serving = local.spawn_local(self.serve());
+        if let Err(error) = runtime.block_on(local.run_until(serving)) {
+            tracing::error!(%error, "A data thread has failed");
+        }
     }
 
     async fn serve(self) {
