@@ -6,7 +6,7 @@
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use hashbrown::HashMap;
-use http::{Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use hyper::body::Incoming;
 
 pub use self::dial::{
@@ -84,6 +84,14 @@ pub enum Cause {
     /// The connection or the stream broke after the request was sent.
     #[error("the upstream broke off: {0}")]
     Broken(BodyError),
+}
+
+/// The size of a header list, counted as HTTP/2 does (RFC 9113, 10.5.1).
+pub fn header_list_size(headers: &HeaderMap) -> usize {
+    const OVERHEAD: usize = 32;
+    let size =
+        |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + OVERHEAD;
+    headers.iter().map(size).sum()
 }
 
 impl SendError {

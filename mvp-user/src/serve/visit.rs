@@ -7,7 +7,7 @@ use std::{
     time::SystemTime,
 };
 
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use tokio::{sync::Notify, time::Instant};
 
@@ -30,7 +30,7 @@ use crate::{
     table::Server,
     throttle,
     tls::Presenting,
-    upstream::{Lane, Pair},
+    upstream::{Lane, Pair, header_list_size},
 };
 
 /// One client connection whose TLS ends here.
@@ -43,7 +43,8 @@ pub(super) struct Visit {
     pub(super) presented: RefCell<Option<Presented>>,
     /// Upstream connections for tokens and for nobody.
     pub(super) pair: OnceCell<Rc<Pair>>,
-    /// Upstream connections for forwarded users whom the upstream treats as nobody.
+    /// Upstream connections for forwarded users whom the upstream treats as nobody, and for what may
+    /// end a connection.
     pub(super) forwarding_pair: OnceCell<Rc<Pair>>,
     /// Asks for a graceful end of the connection.
     pub(super) farewell: Rc<Notify>,
@@ -97,7 +98,8 @@ impl Visit {
             span.path = throttle::short(request.uri().path()).into();
         });
         let mut refuse = |why| Box::new(self.refuse(&method, &mut span, why));
-        if self.h2 && is_too_large(request.headers()) {
+        let size = header_list_size(request.headers());
+        if self.h2 && is_too_large(request.headers(), size) {
             return Err(refuse(Refusal::HeadersTooLarge));
         }
         let caller = self.caller(&request);
@@ -109,7 +111,7 @@ impl Visit {
         let client = (!self.h2 && request.headers().contains_key(header::UPGRADE))
             .then(|| hyper::upgrade::on(&mut request));
         let names = &self.thread.shared.config.request_headers;
-        let (lane, presenting) = self.lane(&caller, &request);
+        let (lane, presenting) = self.lane(&caller, request.headers(), size);
         let outbound = Outbound::new(request, &self.from, &info, &caller, names)
             .map_err(|what| refuse(Refusal::BadRequest(what)))?;
         span.tell(|span| {
@@ -183,12 +185,14 @@ impl Visit {
         })
     }
 
-    /// Which upstream connections the request may use (design 4.3).
-    fn lane(&self, caller: &Caller, request: &Request<Incoming>) -> (Lane, Presenting) {
+    /// Which upstream connections the request may use (design 4.3); `size` is that of its headers.
+    fn lane(&self, caller: &Caller, headers: &HeaderMap, size: usize) -> (Lane, Presenting) {
         let names = &self.thread.shared.config.request_headers;
         let (cell, presenting) = match caller {
             Caller::FrontProxy | Caller::User(_) => {
-                if !identity::ends_connections(caller, request.headers(), names) {
+                // Go's server ends the whole connection, too, where trailers cross its own end of the stream.
+                let alone = size > MAX_SHARED_HEADERS || headers.contains_key(header::TRAILER);
+                if !alone && !identity::ends_connections(caller, headers, names) {
                     return (Lane::Shared, Presenting::FrontProxy);
                 }
                 (&self.forwarding_pair, Presenting::FrontProxy)
@@ -293,12 +297,13 @@ impl Visit {
 /// 24,577th name, or if their hashes collide, at the 6,554th; and what is forwarded gets some more.
 const MAX_HEADER_NAMES: usize = 4096;
 
-/// Whether a request has more headers than kube-apiserver takes, counted as HTTP/2 does (RFC 9113 10.5.1), or more names
-/// than can be forwarded.
-fn is_too_large(headers: &HeaderMap) -> bool {
-    const OVERHEAD: usize = 32;
-    let size =
-        |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + OVERHEAD;
-    headers.keys_len() > MAX_HEADER_NAMES
-        || headers.iter().map(size).sum::<usize>() > MAX_HEADERS as usize
+/// Headers of a request that may go over a connection with those of other clients: no usual request has more. What is
+/// forwarded has a path and an identity besides, and is longer on the wire where characters are rare. Go's server ends the
+/// whole connection at a frame more than twice as long as what is left of its 1 MiB (`readMetaFrame` of
+/// `golang.org/x/net/http2`), so that one client could cut off all others; so far below it none is.
+const MAX_SHARED_HEADERS: usize = 128 * 1024;
+
+/// Whether a request has more headers than kube-apiserver takes, or more names than can be forwarded.
+fn is_too_large(headers: &HeaderMap, size: usize) -> bool {
+    headers.keys_len() > MAX_HEADER_NAMES || size > MAX_HEADERS as usize
 }

@@ -220,6 +220,7 @@ impl Link {
             .extensions
             .remove::<Gate>()
             .filter(|_| !whole && waits(&parts.headers, version));
+        let announced = parts.headers.contains_key(header::TRAILER);
         parts.version = Version::HTTP_2;
         let sent = match self.sender.borrow_mut().as_mut() {
             Some(sender) => sender.send_request(Request::from_parts(parts, ()), whole),
@@ -231,7 +232,8 @@ impl Link {
         if self.requests.get() >= MAX_REQUESTS {
             self.retire();
         }
-        let mut upload = (!whole).then(|| Upload::new(body, stream, version == Version::HTTP_2));
+        let framed = version == Version::HTTP_2;
+        let mut upload = (!whole).then(|| Upload::new(body, stream, framed, announced));
         let answered = match gate {
             Some(gate) => Box::pin(answered_before_continue(&mut response, gate)).await,
             None => false,

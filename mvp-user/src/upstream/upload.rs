@@ -22,6 +22,9 @@ pub(super) struct Upload {
     chunk: Bytes,
     /// The client speaks HTTP/2: its body is whole only after `END_STREAM`, whatever hyper says (see `finish`).
     framed: bool,
+    /// The request announced trailers. Others are left out: Go's server does not look at them, and where they come after its
+    /// own last word on the stream it ends the connection, with everybody's requests on it.
+    announced: bool,
 }
 
 /// The client's side of a body failed: it left, or sent something impossible. The stream was reset.
@@ -29,12 +32,18 @@ pub(super) struct Upload {
 pub(super) struct ClientGone(pub(super) BodyError);
 
 impl Upload {
-    pub(super) const fn new(body: Body, stream: SendStream<Bytes>, framed: bool) -> Self {
+    pub(super) const fn new(
+        body: Body,
+        stream: SendStream<Bytes>,
+        framed: bool,
+        announced: bool,
+    ) -> Self {
         Self {
             body,
             stream,
             chunk: Bytes::new(),
             framed,
+            announced,
         }
     }
 
@@ -66,7 +75,7 @@ impl Upload {
                         if let Ok(trailers) = frame.into_trailers() {
                             // Those of an HTTP/1.1 client may name what HTTP/2 forbids (`Connection`); its body is whole
                             // without them. Else it fails only if the stream is over.
-                            if self.stream.send_trailers(trailers).is_err() {
+                            if !self.announced || self.stream.send_trailers(trailers).is_err() {
                                 drop(self.stream.send_data(Bytes::new(), true));
                             }
                             return Poll::Ready(Ok(()));

@@ -116,6 +116,69 @@ async fn a_user_whom_the_upstream_takes_for_nobody_does_not_share() {
 }
 
 #[tokio::test]
+async fn large_headers_go_over_a_connection_of_their_own() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::named(&pki, Speaks::Both, "ok").await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], true);
+    let mut wire = Wire::open(&client, plane.address).await;
+    for length in [1, 200_000, 1] {
+        let mut request = get(&client, "/api/v1/pods");
+        let value = "X".repeat(length).parse().unwrap();
+        request.headers_mut().insert("x-large", value);
+        assert_eq!(wire.send(request).await.unwrap().status(), 200);
+    }
+    let seen = local.seen();
+    assert_eq!(
+        seen.iter().map(|it| it.connection).collect::<Vec<_>>(),
+        [0, 1, 0]
+    );
+    assert!(seen.iter().all(|it| it.certificate));
+}
+
+#[tokio::test]
+async fn trailers_pass_if_they_are_announced_and_then_go_over_a_connection_of_their_own() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::start(
+        &pki,
+        Speaks::Both,
+        |request: Request<Incoming>| async move {
+            let body = request.into_body().collect().await;
+            let body = body.map_err(std::io::Error::other)?;
+            let came = body.trailers().is_some_and(|it| it.contains_key("x-sum"));
+            Ok(text(if came { 201 } else { 200 }, "ok"))
+        },
+    )
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], true);
+    let io = client.tls(plane.address).await.unwrap();
+    let (mut send, connection) = h2::client::handshake(io).await.unwrap();
+    tokio::spawn(async move {
+        connection.await.ok();
+    });
+    for (announced, status) in [(false, 200), (true, 201), (false, 200)] {
+        send = send.ready().await.unwrap();
+        let mut request = Request::post("https://a/api/v1/pods");
+        if announced {
+            request = request.header("trailer", "x-sum");
+        }
+        let request = request.body(()).unwrap();
+        let (answer, mut stream) = send.send_request(request, false).unwrap();
+        stream.send_data("body".into(), false).unwrap();
+        let mut trailers = http::HeaderMap::new();
+        trailers.insert("x-sum", "1".parse().unwrap());
+        stream.send_trailers(trailers).unwrap();
+        assert_eq!(answer.await.unwrap().status(), status, "{announced}");
+    }
+    let seen = local.seen();
+    assert_eq!(
+        seen.iter().map(|it| it.connection).collect::<Vec<_>>(),
+        [0, 1, 0]
+    );
+}
+
+#[tokio::test]
 async fn a_401_and_an_anonymous_answer_end_an_http2_connection_gracefully() {
     let pki = ClusterPki::new().unwrap();
     let local = Fake::start(&pki, Speaks::Both, |request| async move {
