@@ -106,6 +106,9 @@ impl Visit {
         let Some(asker) = self.asker(&caller, &request) else {
             return Err(refuse(Refusal::Unauthorized));
         };
+        if self.h2 && has_bad_name(request.headers()) {
+            return Err(refuse(Refusal::BadRequest("invalid header field name")));
+        }
         let info = RequestInfo::parse(request.method(), request.uri())
             .map_err(|bad| refuse(Refusal::BadRequest(bad.as_str())))?;
         let client = (!self.h2 && request.headers().contains_key(header::UPGRADE))
@@ -291,6 +294,12 @@ impl Visit {
             }
         }
     }
+}
+
+/// Whether a header has a name that the http crate takes over HTTP/2 and Go's server does not: a quotation mark is in no token
+/// (RFC 9110, 5.6.2). Where another frame follows, Go ends the connection for it, with everybody's requests.
+fn has_bad_name(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| name.as_str().contains('"'))
 }
 
 /// Different header names that a request may have. A `HeaderMap` panics where its table cannot grow any more: at the

@@ -376,6 +376,21 @@ async fn bodies_pass_whole_in_both_directions_with_trailers_and_lengths() {
 }
 
 #[tokio::test]
+async fn a_header_name_that_is_no_token_goes_nowhere() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::named(&pki, Speaks::Both, "local").await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], true);
+    let mut wire = Wire::open(&client, plane.address).await;
+    let mut request = get(&client, "/api/v1/pods");
+    // The http crate lets it pass.
+    let name = http::HeaderName::from_lowercase(b"x\"y").unwrap();
+    request.headers_mut().insert(name, "1".parse().unwrap());
+    assert_eq!(wire.send(request).await.unwrap().status(), 400);
+    assert!(local.seen().is_empty());
+}
+
+#[tokio::test]
 async fn trailers_of_a_request_pass_and_forbidden_ones_hold_it_up_for_nobody() {
     let pki = ClusterPki::new().unwrap();
     for speaks in [Speaks::Both, Speaks::Http1] {
