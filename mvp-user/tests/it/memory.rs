@@ -278,7 +278,7 @@ async fn idle_connections(count: u64) {
             &format!("an idle {what} connection"),
             (before, after),
             count,
-            56 * KIB,
+            64 * KIB,
         );
     }
 }
