@@ -21,6 +21,7 @@ mod setup;
 mod sh;
 mod test;
 mod totals;
+mod train;
 mod vm;
 
 use std::process::ExitCode;
@@ -49,7 +50,7 @@ enum Verb {
     /// Compare mvp with no proxy and with other proxies, under load.
     Bench(bench::Options),
     /// Take the profile anew by which release builds are optimised (about a quarter of an hour)
-    Profile(profile::Options),
+    Profile(train::Options),
     /// Run kernel tests on a stock Debian kernel in qemu.
     VmTest(vm::Options),
     /// Show a mixed-version control plane on this machine, before and after mvp.
@@ -64,7 +65,7 @@ fn main() -> ExitCode {
         Verb::Test(options) => test::run(&options),
         Verb::Manifests(options) => manifests::run(&options),
         Verb::Bench(options) => bench::run(&options),
-        Verb::Profile(options) => profile::run(&options),
+        Verb::Profile(options) => train::run(&options),
         Verb::VmTest(options) => vm::run(&options),
         Verb::Demo(options) => demo::run(&options),
     };
