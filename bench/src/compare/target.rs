@@ -19,7 +19,7 @@ use super::{
 /// How long a proxy may take to be ready.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// How long it may take to end.
-const GRACE: Duration = Duration::from_secs(2);
+const GRACE: Duration = Duration::from_secs(10);
 /// Long enough for `sk_lookup` keys to follow the listener (`steer::listeners::REFRESH_INTERVAL` and a margin).
 const SETTLE: Duration = Duration::from_secs(5);
 
