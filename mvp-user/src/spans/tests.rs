@@ -1,3 +1,5 @@
+//! What is read of a client's trace context, what a span is in OTLP, and that a collector that is away or hangs costs spans only.
+
 use tokio::{
     io::AsyncReadExt as _,
     net::TcpListener,
