@@ -14,7 +14,7 @@ use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
 
 pub use self::{
-    gate::Gate,
+    gate::{Gate, waits},
     kept::{Keeper, Kept, REPLAY_LIMIT},
     streamed::{Open, Streamed},
 };

@@ -4,7 +4,7 @@
 
 use std::{
     ffi::OsString,
-    io::{IsTerminal as _, Write as _},
+    io::IsTerminal as _,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
@@ -26,6 +26,7 @@ mod client;
 mod documented;
 mod show;
 mod table;
+mod terminal;
 #[cfg(test)]
 mod tests;
 mod ui;
@@ -33,6 +34,7 @@ mod words;
 
 use client::{Client, ClientError, Query};
 use table::Page;
+use terminal::{complain, print, terminal_width};
 
 /// The command line is wrong (`EX_USAGE` of sysexits.h).
 const USAGE: u8 = 64;
@@ -368,21 +370,6 @@ fn answer(verb: Verb) -> Result<ExitCode, ClientError> {
     }
 }
 
-impl Output {
-    fn page(self) -> Page {
-        Page {
-            width: match self {
-                Self::Wide => usize::MAX,
-                Self::Table | Self::Json => terminal_width(),
-            },
-            wide: self == Self::Wide,
-            colour: std::io::stdout().is_terminal()
-                && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty())
-                && std::env::var_os("TERM").is_none_or(|it| it != "dumb"),
-        }
-    }
-}
-
 impl Asking {
     fn client(&self) -> Result<Client, ClientError> {
         Client::new(self.control_socket.as_deref())
@@ -479,32 +466,4 @@ fn pretty(text: &[u8]) -> Result<String, ClientError> {
     let mut text = serde_json::to_string_pretty(&value).map_err(ClientError::Answer)?;
     text.push('\n');
     Ok(text)
-}
-
-/// A terminal's width, 80 elsewhere.
-fn terminal_width() -> usize {
-    let stdout = std::io::stdout();
-    if !stdout.is_terminal() {
-        return 80;
-    }
-    match rustix::termios::tcgetwinsize(&stdout) {
-        Ok(size) if size.ws_col >= 40 => usize::from(size.ws_col),
-        _ => 80,
-    }
-}
-
-/// To standard output; a reader that has gone away (`| head`) is no error.
-fn print(text: &str) -> ExitCode {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            complain(&error.to_string());
-            ExitCode::FAILURE
-        }
-        _ => ExitCode::SUCCESS,
-    }
-}
-
-fn complain(text: &str) {
-    // Nobody to tell if standard error is closed.
-    drop(writeln!(std::io::stderr().lock(), "mvp: {text}"));
 }

@@ -49,6 +49,7 @@ use crate::{
     upstream::{Dialer, Exempt},
 };
 
+mod data_thread;
 mod desk;
 pub mod existing;
 pub mod pulse;
@@ -57,8 +58,8 @@ pub mod steering;
 #[cfg(test)]
 mod tests;
 
+use data_thread::DataThread;
 use desk::Desk;
-use pulse::Pulse;
 use steering::Helm;
 
 /// A drain lasts so long where connections are there: [`LINGER`], and a moment to answer what came last.
@@ -464,71 +465,4 @@ async fn wait_for_signal() -> io::Result<()> {
         _ = interrupt.recv() => {}
     }
     Ok(())
-}
-
-/// One data thread: its own event loop, and every connection it accepts.
-struct DataThread {
-    shared: Arc<serve::Shared>,
-    acceptor: Arc<Acceptor>,
-    listeners: Vec<TcpListener>,
-    pulse: Pulse,
-    stop: watch::Receiver<bool>,
-    leave: watch::Receiver<u64>,
-    done: mpsc::Sender<()>,
-}
-
-impl DataThread {
-    fn run(self) {
-        let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                // Its heartbeat grows old, and nothing is steered.
-                tracing::error!(%error, "A data thread cannot start");
-                return;
-            }
-        };
-        let local = LocalSet::new();
-        // A task like the others: what a set runs beside its tasks is polled whenever any of them is.
-        let serving = local.spawn_local(self.serve());
-        if let Err(error) = runtime.block_on(local.run_until(serving)) {
-            tracing::error!(%error, "A data thread has failed");
-        }
-    }
-
-    async fn serve(self) {
-        let listeners: io::Result<Vec<_>> = self
-            .listeners
-            .into_iter()
-            .map(tokio::net::TcpListener::from_std)
-            .collect();
-        let listeners = match listeners {
-            Ok(listeners) => listeners,
-            Err(error) => {
-                tracing::error!(%error, "A data thread cannot listen");
-                return;
-            }
-        };
-        // Its own sender of the farewell, for the end: what was accepted last must hear it too.
-        let (goodbye, leave) = watch::channel(0);
-        let mut outer = self.leave;
-        let goodbye = Rc::new(goodbye);
-        let relay = Rc::clone(&goodbye);
-        spawn_local(async move {
-            while outer.changed().await.is_ok() {
-                relay.send_modify(|epoch| *epoch += 1);
-            }
-        });
-        let thread = serve::Thread::new(self.shared, leave);
-        spawn_local(Rc::clone(&thread).tend());
-        spawn_local(pulse::beat(self.pulse));
-        let mut open = self
-            .acceptor
-            .run(listeners, self.stop, move |connection| {
-                Rc::clone(&thread).serve(connection)
-            })
-            .await;
-        goodbye.send_modify(|epoch| *epoch += 1);
-        while open.join_next().await.is_some() {}
-        drop(self.done);
-    }
 }

@@ -19,6 +19,7 @@ pub mod sockdiag;
 
 mod error;
 mod heartbeat;
+mod program;
 #[cfg(test)]
 mod tests;
 mod tries;
@@ -26,7 +27,6 @@ mod tries;
 use std::{
     collections::BTreeMap,
     fmt,
-    fs::File,
     net::{Ipv4Addr, SocketAddr},
     os::fd::AsRawFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -35,17 +35,18 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, SockMap},
-    programs::{ProgramInfo, SkLookup, links::Link as _, sk_lookup::SkLookupLink},
+    maps::{Array, HashMap, MapData, PerCpuArray, SockMap},
+    programs::{ProgramInfo, links::Link as _, sk_lookup::SkLookupLink},
 };
 use mvp_ebpf::{
-    HAS_CANARY, HAS_EXEMPT, HAS_TUPLES, LISTENER_V4, LISTENER_V6, LOGGING_PROGRAM, MODE_FULL,
-    MODE_OFF, MODE_ON, Outcome, PASS, PROGRAM, Port, SPECIFIC, STEER, Settings, SteerKey, maps,
+    HAS_TUPLES, LISTENER_V4, LISTENER_V6, MODE_FULL, MODE_OFF, MODE_ON, Outcome, PASS, PROGRAM,
+    Port, STEER, Settings, SteerKey, maps,
 };
 
 pub use self::{error::SteerError, heartbeat::Heartbeat};
 use self::{
     error::{absent_is_fine, in_map, in_program},
+    program::{Set, open, program_mut, take},
     tries::Tries,
 };
 use crate::config::Cidr;
@@ -394,103 +395,6 @@ impl fmt::Debug for Steering {
     }
 }
 
-fn program_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SkLookup, SteerError> {
-    ebpf.program_mut(name)
-        .ok_or(SteerError::NoObject)?
-        .try_into()
-        .map_err(in_program("find"))
-}
-
-impl Inner {
-    /// Loads the program, or the one with the log where it is wanted and the kernel takes it.
-    fn load_one(&mut self, log: bool) -> Result<(), SteerError> {
-        if log {
-            self.name = LOGGING_PROGRAM;
-            match self.load() {
-                Ok(()) => return Ok(()),
-                Err(error) => {
-                    // Its end is the reason, after all of the verifier's steps.
-                    tracing::warn!(
-                        "The steering program keeps no log on this kernel without CAP_PERFMON"
-                    );
-                    tracing::debug!(%error, "The steering program with a log");
-                }
-            }
-        }
-        self.name = PROGRAM;
-        self.load()
-    }
-
-    fn load(&mut self) -> Result<(), SteerError> {
-        program_mut(&mut self.ebpf, self.name)?
-            .load()
-            .map_err(in_program("load"))
-    }
-
-    fn attach(&mut self) -> Result<(), SteerError> {
-        // Of the thread: tests run several namespaces in one process.
-        const NETNS: &str = "/proc/thread-self/ns/net";
-        let namespace = File::open(NETNS).map_err(|source| SteerError::File {
-            path: NETNS,
-            source,
-        })?;
-        let program = program_mut(&mut self.ebpf, self.name)?;
-        let id = program.attach(namespace).map_err(in_program("attach"))?;
-        self.link = Some(program.take_link(id).map_err(in_program("attach"))?);
-        Ok(())
-    }
-
-    fn program(&self) -> Result<&SkLookup, SteerError> {
-        self.ebpf
-            .program(self.name)
-            .ok_or(SteerError::NoObject)?
-            .try_into()
-            .map_err(in_program("find"))
-    }
-
-    /// Brings the entry of a port in step with the verdicts.
-    fn write_port(&mut self, number: u16) -> Result<(), SteerError> {
-        let mut port = Port::default();
-        let at_port = self.verdicts.iter().filter(|(at, _)| at.port() == number);
-        for (at, verdict) in at_port {
-            let family = if at.is_ipv4() {
-                &mut port.v4
-            } else {
-                &mut port.v6
-            };
-            *family |= if at.ip().is_unspecified() {
-                verdict.value()
-            } else {
-                SPECIFIC
-            };
-        }
-        self.ports
-            .set(number.into(), port, 0)
-            .map_err(in_map(maps::PORTS))
-    }
-
-    fn write_settings(&mut self) -> Result<(), SteerError> {
-        self.settings_map
-            .set(0, self.settings, 0)
-            .map_err(in_map(maps::SETTINGS))
-    }
-
-    /// Replaces one set of prefixes; the caller writes the settings afterwards.
-    fn set_cidrs(&mut self, set: Set, cidrs: &[Cidr]) -> Result<(), SteerError> {
-        let (tries, flag) = match set {
-            Set::Exempt => (&mut self.exempt, HAS_EXEMPT),
-            Set::Canary => (&mut self.canary, HAS_CANARY),
-        };
-        tries.replace(cidrs)?;
-        if cidrs.is_empty() {
-            self.settings.used &= !flag;
-        } else {
-            self.settings.used |= flag;
-        }
-        Ok(())
-    }
-}
-
 /// Which of mvp's two listeners.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Family {
@@ -525,13 +429,6 @@ impl Counters {
     }
 }
 
-/// Which prefixes are replaced.
-#[derive(Clone, Copy)]
-enum Set {
-    Exempt,
-    Canary,
-}
-
 /// A key for a socket address.
 fn key(address: SocketAddr) -> SteerKey {
     let address = canonical(address);
@@ -545,19 +442,4 @@ const fn canonical(address: SocketAddr) -> SocketAddr {
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, SteerError> {
-    let missing = || MapError::InvalidName { name: name.into() };
-    ebpf.take_map(name)
-        .ok_or_else(missing)
-        .map_err(in_map(name))
-}
-
-/// Takes a map out of the object, as the type its values have.
-fn open<M>(ebpf: &mut Ebpf, name: &'static str) -> Result<M, SteerError>
-where
-    M: TryFrom<Map, Error = MapError>,
-{
-    take(ebpf, name)?.try_into().map_err(in_map(name))
 }

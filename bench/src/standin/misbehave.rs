@@ -10,7 +10,7 @@ use super::{
     call::Call,
     clock,
     faults::Action,
-    reply::{Reply, reply, text},
+    reply::{Reply, reply, shutting_down},
 };
 
 /// The stream is reset instead of answered.
@@ -43,19 +43,7 @@ pub(crate) async fn misbehave(
             append(reply.headers_mut(), headers);
             Some(reply)
         }
-        Action::ShuttingDown => {
-            let mut reply = text(
-                StatusCode::TOO_MANY_REQUESTS,
-                "The apiserver is shutting down, please try again later.\n",
-            );
-            reply
-                .headers_mut()
-                .insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
-            reply
-                .headers_mut()
-                .insert(header::CONNECTION, HeaderValue::from_static("close"));
-            Some(reply)
-        }
+        Action::ShuttingDown => Some(shutting_down()),
         Action::Html => Some(reply(
             StatusCode::OK,
             "text/html; charset=utf-8",

@@ -2,6 +2,7 @@
 //! Deviations from kube-apiserver: no validation beyond names, strategic merge patch is treated as merge patch, objects are only
 //! JSON or YAML, every update makes a new revision.
 
+mod delete;
 mod patch;
 mod protobuf;
 mod read;
@@ -172,8 +173,8 @@ pub(crate) async fn answer(call: &mut Call) -> Result<Reply, Status> {
         "create" => write::create(call, &target).await,
         "update" => write::update(call, &target).await,
         "patch" => write::patch(call, &target).await,
-        "delete" => write::delete(call, &target).await,
-        "deletecollection" => write::delete_collection(call, &target).await,
+        "delete" => delete::delete(call, &target).await,
+        "deletecollection" => delete::delete_collection(call, &target).await,
         _ => Err(Status::method_not_allowed()),
     }
 }

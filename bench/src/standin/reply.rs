@@ -169,3 +169,18 @@ pub(crate) fn text(code: StatusCode, body: impl Into<Bytes>) -> Reply {
 pub(crate) fn not_found() -> Reply {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
+
+/// To requests that come while it stops (`k8s.io/apiserver/pkg/server/filters/with_retry_after.go`).
+pub(crate) fn shutting_down() -> Reply {
+    let mut reply = text(
+        StatusCode::TOO_MANY_REQUESTS,
+        "The apiserver is shutting down, please try again later.\n",
+    );
+    reply
+        .headers_mut()
+        .insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
+    reply
+        .headers_mut()
+        .insert(header::CONNECTION, HeaderValue::from_static("close"));
+    reply
+}

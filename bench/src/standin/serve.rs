@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderName, HeaderValue, Method, Request, header};
 use hyper::body::Incoming;
 
 use super::{
@@ -18,7 +18,7 @@ use super::{
     log::{Entry, Head},
     misbehave::{StreamReset, misbehave, spoil},
     objects, openapi, plain,
-    reply::{Reply, not_found, text},
+    reply::{Reply, not_found, shutting_down},
     server::{Phase, Server},
     status::{About, Status},
     upgrade,
@@ -142,19 +142,7 @@ fn in_phase(call: &Call) -> Option<Reply> {
         Phase::Starting if !health.iter().any(|path| call.info.path.starts_with(path)) => {
             Some(call.status(&Status::starting()))
         }
-        Phase::Refusing if !exempt => {
-            let mut reply = text(
-                StatusCode::TOO_MANY_REQUESTS,
-                "The apiserver is shutting down, please try again later.\n",
-            );
-            reply
-                .headers_mut()
-                .insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
-            reply
-                .headers_mut()
-                .insert(header::CONNECTION, HeaderValue::from_static("close"));
-            Some(reply)
-        }
+        Phase::Refusing if !exempt => Some(shutting_down()),
         Phase::Stopping if !exempt => Some(call.status(&Status::shutting_down())),
         _ => None,
     }

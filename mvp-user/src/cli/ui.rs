@@ -35,7 +35,8 @@ use tokio::{
 
 use super::{
     client::{self, ClientError},
-    print, table,
+    table,
+    terminal::print,
 };
 use crate::admin::wire::Overview;
 

@@ -14,7 +14,6 @@ use sha2::{Digest as _, Sha512};
 use super::{
     Case, Counters, Document,
     answer::{Authorised, Comparison, Completion, Plain, Unread, compress},
-    merge::{Source, merge},
 };
 use crate::{
     api::{
@@ -23,8 +22,12 @@ use crate::{
         wire::{Encoding, MAX_DOCUMENT},
     },
     body::Body,
-    table::{Catalogue, Freshness, Health, Membership, Server, SharedGroups, Table},
+    table::Table,
 };
+
+mod others;
+
+pub(super) use others::{Inputs, Others};
 
 /// Documents beyond this are parsed and merged on another thread, so that no request waits behind them.
 const BLOCKING_FROM: usize = 64 << 10;
@@ -76,28 +79,6 @@ pub(super) struct Completed {
 /// Bytes of a document, plain and, if they are many, compressed.
 pub(super) type Rendering = (Bytes, Option<Bytes>);
 
-/// What a merged document was made of.
-#[derive(Debug)]
-pub(super) struct Inputs {
-    base: HeaderValue,
-    others: Vec<(ServerId, u64, bool)>,
-    shared: Arc<SharedGroups>,
-}
-
-impl PartialEq for Inputs {
-    fn eq(&self, other: &Self) -> bool {
-        self.base == other.base
-            && self.others == other.others
-            && Arc::ptr_eq(&self.shared, &other.shared)
-    }
-}
-
-/// The other servers' catalogues, in their fixed order.
-pub(super) struct Others {
-    pub(super) catalogues: Vec<(ServerId, Arc<Catalogue>, bool)>,
-    pub(super) shared: Arc<SharedGroups>,
-}
-
 #[derive(Debug, Default)]
 struct Slot {
     base: ArcSwapOption<Base>,
@@ -108,70 +89,6 @@ struct Slot {
 #[derive(Debug, Default)]
 pub(super) struct Aggregated {
     slots: DashMap<Key, Arc<Slot>>,
-}
-
-impl Others {
-    /// Everyone but `from`, local first.
-    pub(super) fn of(table: &Table, from: ServerId) -> Self {
-        let members = table.members();
-        let catalogues = std::iter::once(&members.local)
-            .chain(members.peers.iter())
-            .filter(|server| server.id != from)
-            .filter_map(|server| {
-                let catalogue = table.catalogue(server.id)?;
-                let live = is_live(server, &catalogue);
-                Some((server.id, catalogue, live))
-            })
-            .collect();
-        Self {
-            catalogues,
-            shared: table.shared.load_full(),
-        }
-    }
-
-    pub(super) fn inputs(&self, base: &HeaderValue) -> Inputs {
-        Inputs {
-            base: base.clone(),
-            others: self
-                .catalogues
-                .iter()
-                .map(|(id, catalogue, live)| (*id, catalogue.generation, *live))
-                .collect(),
-            shared: Arc::clone(&self.shared),
-        }
-    }
-
-    /// About how many bytes their documents have.
-    fn weight(&self) -> usize {
-        let entries = self
-            .catalogues
-            .iter()
-            .map(|(_, catalogue, _)| catalogue.group_versions.len() + catalogue.resources.len());
-        entries.sum::<usize>() * ENTRY
-    }
-
-    pub(super) fn merge(&self, base: &GroupList, core: bool) -> GroupList {
-        let sources: Vec<Source<'_>> = self
-            .catalogues
-            .iter()
-            .map(|(_, catalogue, live)| Source {
-                groups: if core {
-                    &catalogue.documents.core
-                } else {
-                    &catalogue.documents.groups
-                },
-                live: *live,
-            })
-            .collect();
-        merge(base, &sources, &self.shared)
-    }
-}
-
-/// Whether what only this server serves can be asked for.
-pub(super) fn is_live(server: &Server, catalogue: &Catalogue) -> bool {
-    server.health() == Health::Up
-        && server.membership() == Membership::Listed
-        && catalogue.freshness == Freshness::Fresh
 }
 
 impl Aggregated {

@@ -3,9 +3,9 @@
 use std::{cell::Cell, future::poll_fn, pin::pin, rc::Rc, sync::atomic::Ordering, time::Duration};
 
 use futures_util::FutureExt as _;
-use http::{Request, header};
+use http::Request;
 use hyper::{
-    body::{Body as _, Incoming},
+    body::Incoming,
     rt::Executor,
     server::conn::{http1, http2},
     service::service_fn,
@@ -60,10 +60,7 @@ pub(super) async fn serve_h1(
         let (visit, gate, served) = (Rc::clone(&visit), io.gate(), io.served());
         service_fn(move |mut request: Request<Incoming>| {
             served.store(true, Ordering::Relaxed);
-            if request.headers().contains_key(header::EXPECT) && !request.body().is_end_stream() {
-                gate.shut();
-                request.extensions_mut().insert(gate.clone());
-            }
+            gate.shut_for(&mut request);
             // hyper keeps room for this future in every connection, idle ones as well.
             Box::pin(Rc::clone(&visit).answer(request))
         })

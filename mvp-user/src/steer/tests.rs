@@ -6,7 +6,7 @@ use std::{
 };
 
 use aya_obj::{Object, ProgramSection};
-use mvp_ebpf::{MAX_SLOTS, Outcome, SteerKey, maps, share};
+use mvp_ebpf::{LOGGING_PROGRAM, MAX_SLOTS, Outcome, SteerKey, maps, share};
 
 use super::*;
 

@@ -9,7 +9,7 @@ use mvp_ebpf::{AF_INET, words};
 use super::{
     SteerError,
     error::{absent_is_fine, in_map},
-    open,
+    program::open,
 };
 use crate::config::Cidr;
 

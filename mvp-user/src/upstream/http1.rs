@@ -22,9 +22,9 @@ use tokio::{
 
 use super::{
     Stream,
-    link::{CONTINUE_TIMEOUT, MAX_HEADERS, waits},
+    link::{CONTINUE_TIMEOUT, MAX_HEADERS},
 };
-use crate::body::{Body, BodyError, Gate, Open};
+use crate::body::{Body, BodyError, Gate, Open, waits};
 
 /// kube-apiserver answers with few header lines; a bound is needed only so that they are bounded.
 const MAX_HEADER_LINES: usize = 1024;

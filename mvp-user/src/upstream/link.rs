@@ -216,10 +216,7 @@ impl Link {
         }
         let whole = http_body::Body::is_end_stream(&body);
         // HTTP/2 clients have no gate: nothing is told to them by reading their body.
-        let gate = parts
-            .extensions
-            .remove::<Gate>()
-            .filter(|_| !whole && waits(&parts.headers, version));
+        let gate = parts.extensions.remove::<Gate>().filter(|_| !whole);
         let announced = parts.headers.contains_key(header::TRAILER);
         parts.version = Version::HTTP_2;
         let sent = match self.sender.borrow_mut().as_mut() {
@@ -300,14 +297,6 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.waiting.set(self.0.waiting.get() - 1);
     }
-}
-
-/// Whether a client waits for 100-continue: HTTP/1.0 has none.
-pub(super) fn waits(headers: &HeaderMap, version: Version) -> bool {
-    version != Version::HTTP_10
-        && headers
-            .get(header::EXPECT)
-            .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
 /// The gate of 100-continue: opens at the upstream's 100, when the client sends all the same, or after a while; true if

@@ -1,9 +1,11 @@
 //! Upstream connections at their limits: broken, closed, full or stalled.
 
+mod floods;
+
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -19,7 +21,7 @@ use tokio::{
 
 use crate::{
     client::{Wire, get, request},
-    fake::{Fake, Speaks, full, text},
+    fake::{Fake, Speaks, answer_size, full, text},
     plane::{Plane, token, user},
     streaming::{eventually, fed},
 };
@@ -157,16 +159,7 @@ async fn an_upload_that_waits_for_its_client_holds_up_no_other() {
             .await
             .unwrap();
         while let Some(Ok((request, mut respond))) = connection.accept().await {
-            tokio::spawn(async move {
-                let mut body = request.into_body();
-                let mut size = 0;
-                while let Some(Ok(chunk)) = body.data().await {
-                    // Window is not given back.
-                    size += chunk.len();
-                }
-                let mut stream = respond.send_response(Response::new(()), false).unwrap();
-                stream.send_data(size.to_string().into(), true).unwrap();
-            });
+            tokio::spawn(async move { answer_size(request, &mut respond).await });
         }
     })
     .await;
@@ -274,132 +267,6 @@ async fn one_connection_more_before_the_stream_limit_is_reached() {
         drop(open);
         eventually("all answered", || true).await;
     }
-}
-
-#[tokio::test]
-async fn a_burst_of_cancelled_requests_is_survived_and_a_flood_is_cut_off() {
-    let pki = ClusterPki::new().unwrap();
-    let reached = Arc::<AtomicUsize>::default();
-    let count = Arc::clone(&reached);
-    let local = Fake::start(&pki, Speaks::Both, move |request: Request<Incoming>| {
-        let slow = request.uri().query().is_some();
-        count.fetch_add(1, Ordering::SeqCst);
-        async move {
-            if slow {
-                sleep(Duration::from_secs(5)).await;
-            }
-            Ok(text(200, "ok"))
-        }
-    })
-    .await;
-    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
-    let client = user(&pki, "jane", &[], true);
-    let io = client.tls(plane.address).await.unwrap();
-    let (mut send, connection) = h2::client::handshake(io).await.unwrap();
-    let closed = Arc::<AtomicBool>::default();
-    let flag = Arc::clone(&closed);
-    tokio::spawn(async move {
-        connection.await.ok();
-        flag.store(true, Ordering::SeqCst);
-    });
-    let request = |path: &str| Request::get(format!("https://a{path}")).body(()).unwrap();
-    send = send.ready().await.unwrap();
-    let burst: Vec<_> = (0..90)
-        .map(|_| {
-            send.send_request(request("/api/v1/pods?a=b"), true)
-                .unwrap()
-        })
-        .collect();
-    sleep(Duration::from_millis(100)).await;
-    drop(burst);
-    sleep(Duration::from_millis(100)).await;
-    send = send.ready().await.unwrap();
-    let (answer, _) = send.send_request(request("/api/v1/pods"), true).unwrap();
-    assert_eq!(answer.await.unwrap().status(), 200);
-    let before = reached.load(Ordering::SeqCst);
-    for round in 0..5_000 {
-        if closed.load(Ordering::SeqCst) {
-            break;
-        }
-        let Ok(ready) = send.clone().ready().await else {
-            break;
-        };
-        send = ready;
-        let Ok((answer, _)) = send.send_request(request("/api/v1/pods?a=b"), true) else {
-            break;
-        };
-        drop(answer);
-        if round % 50 == 0 {
-            tokio::task::yield_now().await;
-        }
-    }
-    eventually("the flood is cut off", || closed.load(Ordering::SeqCst)).await;
-    let flood = reached.load(Ordering::SeqCst) - before;
-    assert!(
-        flood < 1000,
-        "{flood} requests of the flood reached the upstream"
-    );
-    // Others are served on.
-    let answer = client
-        .once(plane.address, "GET", "/api/v1/pods")
-        .await
-        .unwrap();
-    assert_eq!(answer.status, 200);
-}
-
-#[tokio::test]
-async fn requests_that_reach_the_upstream_before_they_are_cancelled_are_a_flood_as_well() {
-    let pki = ClusterPki::new().unwrap();
-    let reached = Arc::<AtomicUsize>::default();
-    let count = Arc::clone(&reached);
-    let local = Fake::start(&pki, Speaks::Both, move |request: Request<Incoming>| {
-        let slow = request.uri().query().is_some();
-        count.fetch_add(usize::from(slow), Ordering::SeqCst);
-        async move {
-            if slow {
-                sleep(Duration::from_mins(1)).await;
-            }
-            Ok(text(200, "ok"))
-        }
-    })
-    .await;
-    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
-    let client = user(&pki, "jane", &[], true);
-    let io = client.tls(plane.address).await.unwrap();
-    let (mut send, connection) = h2::client::handshake(io).await.unwrap();
-    let closed = Arc::<AtomicBool>::default();
-    let flag = Arc::clone(&closed);
-    tokio::spawn(async move {
-        connection.await.ok();
-        flag.store(true, Ordering::SeqCst);
-    });
-    let over = || closed.load(Ordering::SeqCst);
-    for round in 1..=50 {
-        let mut cancelled = Vec::new();
-        for _ in 0..50 {
-            let Ok(ready) = send.clone().ready().await else {
-                break;
-            };
-            send = ready;
-            let request = Request::get("https://a/api/v1/pods?a=b").body(()).unwrap();
-            let Ok((answer, _)) = send.send_request(request, true) else {
-                break;
-            };
-            cancelled.push(answer);
-        }
-        eventually("all are there", || {
-            over() || reached.load(Ordering::SeqCst) >= 50 * round
-        })
-        .await;
-        if over() {
-            break;
-        }
-    }
-    eventually("the flood is cut off", over).await;
-    let reached = reached.load(Ordering::SeqCst);
-    assert!(reached < 1000, "{reached} requests reached the upstream");
-    let answer = client.once(plane.address, "GET", "/api/v1/pods").await;
-    assert_eq!(answer.unwrap().status, 200);
 }
 
 #[tokio::test]

@@ -82,19 +82,7 @@ async fn what_only_a_peer_serves_goes_there_with_one_marker_and_the_callers_iden
 #[tokio::test]
 async fn a_server_that_refuses_connections_is_passed_over_and_known_to_be_down() {
     let pki = ClusterPki::new().unwrap();
-    let peer = Fake::start(
-        &pki,
-        Speaks::Both,
-        |request: Request<Incoming>| async move {
-            let body = request
-                .into_body()
-                .collect()
-                .await
-                .map_err(std::io::Error::other)?;
-            Ok(text(200, body.to_bytes()))
-        },
-    )
-    .await;
+    let peer = Fake::echo(&pki, Speaks::Both, 200).await;
     let serves: &[&str] = &["v1/pods"];
     let plane = Plane::start(&pki, (nobody().await, serves), &[(peer.address(), serves)]).await;
     let client = user(&pki, "jane", &[], true);
@@ -175,19 +163,7 @@ async fn an_unknown_resource_404_goes_on_to_a_peer_that_serves_it() {
             Ok(answer)
         })
         .await;
-        let peer = Fake::start(
-            &pki,
-            Speaks::Both,
-            |request: Request<Incoming>| async move {
-                let body = request
-                    .into_body()
-                    .collect()
-                    .await
-                    .map_err(std::io::Error::other)?;
-                Ok(text(201, body.to_bytes()))
-            },
-        )
-        .await;
+        let peer = Fake::echo(&pki, Speaks::Both, 201).await;
         let serves: &[&str] = &["batch/v1/jobs"];
         let plane =
             Plane::start(&pki, (local.address(), serves), &[(peer.address(), serves)]).await;
@@ -255,19 +231,7 @@ async fn a_server_that_says_it_is_shutting_down_or_starting_has_not_worked_on_th
             Ok(answer)
         })
         .await;
-        let peer = Fake::start(
-            &pki,
-            Speaks::Both,
-            |request: Request<Incoming>| async move {
-                let body = request
-                    .into_body()
-                    .collect()
-                    .await
-                    .map_err(std::io::Error::other)?;
-                Ok(text(201, body.to_bytes()))
-            },
-        )
-        .await;
+        let peer = Fake::echo(&pki, Speaks::Both, 201).await;
         let plane =
             Plane::start(&pki, (local.address(), serves), &[(peer.address(), serves)]).await;
         let client = user(&pki, "jane", &[], true);

@@ -78,6 +78,20 @@ pub(crate) fn text(status: u16, body: impl Into<Bytes>) -> Response<AnyBody> {
     Response::builder().status(status).body(full(body)).unwrap()
 }
 
+/// Answers with the number of bytes that the body has. Window is not given back.
+pub(crate) async fn answer_size(
+    request: Request<h2::RecvStream>,
+    respond: &mut h2::server::SendResponse<Bytes>,
+) {
+    let mut body = request.into_body();
+    let mut size = 0;
+    while let Some(Ok(chunk)) = body.data().await {
+        size += chunk.len();
+    }
+    let mut stream = respond.send_response(Response::new(()), false).unwrap();
+    stream.send_data(size.to_string().into(), true).unwrap();
+}
+
 pub(crate) fn acceptor(pki: &ClusterPki, speaks: Speaks) -> TlsAcceptor {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let issued = pki.serving(&[[127, 0, 0, 1].into()]).unwrap();
@@ -200,12 +214,27 @@ impl Fake {
         Self::start(pki, speaks, move |_| async move { Ok(text(200, name)) }).await
     }
 
+    /// Answers everything with this status and the body that came.
+    pub(crate) async fn echo(pki: &ClusterPki, speaks: Speaks, status: u16) -> Self {
+        Self::start(pki, speaks, move |request: Request<Incoming>| async move {
+            let body = request.into_body().collect().await;
+            let body = body.map_err(std::io::Error::other)?;
+            Ok(text(status, body.to_bytes()))
+        })
+        .await
+    }
+
     pub(crate) const fn address(&self) -> SocketAddr {
         self.address
     }
 
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().unwrap().clone()
+    }
+
+    /// The connection that each request came on, in their order.
+    pub(crate) fn used(&self) -> Vec<usize> {
+        self.seen().iter().map(|it| it.connection).collect()
     }
 
     /// Connections accepted so far.

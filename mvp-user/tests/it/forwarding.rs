@@ -283,15 +283,7 @@ async fn path_and_query_arrive_byte_for_byte() {
 async fn a_request_with_two_lengths_is_one_request_and_the_last() {
     let pki = ClusterPki::new().unwrap();
     for speaks in [Speaks::Both, Speaks::Http1] {
-        let local = Fake::start(&pki, speaks, |request: Request<Incoming>| async move {
-            let body = request
-                .into_body()
-                .collect()
-                .await
-                .map_err(std::io::Error::other)?;
-            Ok(text(200, body.to_bytes()))
-        })
-        .await;
+        let local = Fake::echo(&pki, speaks, 200).await;
         let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
         let inner = "GET /api/v1/secrets HTTP/1.1\r\nHost: a\r\n\r\n";
         let cases = [

@@ -22,7 +22,7 @@ use tokio::{
 
 use crate::{
     client::{Wire, get, request},
-    fake::{AnyBody, BoxError, Fake, Speaks, text},
+    fake::{AnyBody, BoxError, Fake, Speaks, answer_size, text},
     plane::{Plane, token, user},
 };
 
@@ -264,11 +264,7 @@ async fn an_answer_may_come_before_the_request_is_complete() {
 async fn a_client_that_sends_without_waiting_for_100_continue_is_not_kept_waiting() {
     let pki = ClusterPki::new().unwrap();
     for speaks in SPEAKS {
-        let local = Fake::start(&pki, speaks, |request: Request<Incoming>| async move {
-            let body = request.into_body().collect().await;
-            Ok(text(200, body.map_err(std::io::Error::other)?.to_bytes()))
-        })
-        .await;
+        let local = Fake::echo(&pki, speaks, 200).await;
         let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
         let client = user(&pki, "jane", &[], false);
         let sized = "PUT /api/v1/namespaces/d/pods/p HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n";
@@ -383,13 +379,7 @@ async fn an_http2_upstream_s_100_opens_the_gate_and_its_other_interim_answers_ar
                 respond.send_informational(interim(103)).unwrap();
                 sleep(Duration::from_millis(400)).await;
                 respond.send_informational(interim(100)).unwrap();
-                let mut body = request.into_body();
-                let mut size = 0;
-                while let Some(Ok(chunk)) = body.data().await {
-                    size += chunk.len();
-                }
-                let mut stream = respond.send_response(Response::new(()), false).unwrap();
-                stream.send_data(size.to_string().into(), true).unwrap();
+                answer_size(request, &mut respond).await;
             });
         }
     })

@@ -14,7 +14,7 @@ use super::{
         status::Status,
         upgrade,
     },
-    Target, existing, object,
+    Target, delete, existing, object,
     write::{self, Part},
 };
 
@@ -51,7 +51,7 @@ pub(super) async fn answer(
         "eviction" if pods => {
             drop(write::body(call).await?);
             let stored = existing(call, target).await?;
-            drop(write::remove(call, target, &stored).await?);
+            drop(delete::remove(call, target, &stored).await?);
             success(call, &Status::created())
         }
         "binding" if pods => {

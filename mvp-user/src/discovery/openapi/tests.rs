@@ -11,7 +11,7 @@ use http_body_util::BodyExt as _;
 mod bad;
 mod conditions;
 
-use super::{archive::file, hash::hash_of, library::MAX_DOCUMENT, *};
+use super::{archive::file, format::Dialect, hash::hash_of, library::MAX_DOCUMENT, *};
 use crate::{
     api::wire::decompress,
     discovery::{

@@ -57,6 +57,28 @@ fn watch(pki: &ClusterPki, local: &Handle) -> Working {
     .start()
 }
 
+/// Creates the definition of a custom resource, `foos.example.com`; returns its key.
+async fn define_foos(store: &Store) -> String {
+    let crd = serde_json::json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "foos.example.com"},
+        "spec": {
+            "group": "example.com", "scope": "Namespaced",
+            "names": {"plural": "foos", "singular": "foo", "kind": "Foo", "listKind": "FooList"},
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": {"type": "object"}}}],
+        },
+    });
+    let place = key(
+        "apiextensions.k8s.io",
+        "customresourcedefinitions",
+        "",
+        "foos.example.com",
+    );
+    store.create(&place, crd).await.unwrap();
+    place
+}
+
 fn peers(table: &mvp_user::table::Table) -> Vec<ServerId> {
     table.members().peers.iter().map(|peer| peer.id).collect()
 }
@@ -108,22 +130,6 @@ async fn a_custom_resource_belongs_to_all_and_is_hidden_for_a_while_when_it_goes
     let store = Store::memory();
     let one = server(&pki, &store, 1).await;
     let room = watch(&pki, &one);
-    let crd = serde_json::json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": "foos.example.com"},
-        "spec": {
-            "group": "example.com", "scope": "Namespaced",
-            "names": {"plural": "foos", "singular": "foo", "kind": "Foo", "listKind": "FooList"},
-            "versions": [{"name": "v1", "served": true, "storage": true,
-                "schema": {"openAPIV3Schema": {"type": "object"}}}],
-        },
-    });
-    let place = key(
-        "apiextensions.k8s.io",
-        "customresourcedefinitions",
-        "",
-        "foos.example.com",
-    );
     let example = GroupVersion::new("example.com", "v1");
     let foos = GvrRef {
         group: "example.com",
@@ -131,7 +137,7 @@ async fn a_custom_resource_belongs_to_all_and_is_hidden_for_a_while_when_it_goes
         resource: "foos",
     };
     room.until_local(Health::Up).await;
-    store.create(&place, crd).await.unwrap();
+    let place = define_foos(&store).await;
     room.until("it is shared", |table| {
         table.shared.load().owned.contains(&example)
     })
@@ -179,23 +185,7 @@ async fn what_all_servers_share_is_known_with_static_peers_too() {
     std::fs::write(&path, kubeconfig(&pki)).unwrap();
     let room = room.with(|config| config.kubeconfig = Some(path)).start();
     room.until_local(Health::Up).await;
-    let crd = serde_json::json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": "foos.example.com"},
-        "spec": {
-            "group": "example.com", "scope": "Namespaced",
-            "names": {"plural": "foos", "singular": "foo", "kind": "Foo", "listKind": "FooList"},
-            "versions": [{"name": "v1", "served": true, "storage": true,
-                "schema": {"openAPIV3Schema": {"type": "object"}}}],
-        },
-    });
-    let place = key(
-        "apiextensions.k8s.io",
-        "customresourcedefinitions",
-        "",
-        "foos.example.com",
-    );
-    store.create(&place, crd).await.unwrap();
+    define_foos(&store).await;
     let example = GroupVersion::new("example.com", "v1");
     room.until("it is shared", |table| {
         table.shared.load().owned.contains(&example)

@@ -1,6 +1,7 @@
 //! Other servers that answer with anything but their OpenAPI: the last good document is kept, and the rest is not spoilt.
 
 use super::*;
+use crate::discovery::answer::compress;
 
 /// What the peer answers, once there is something; else what it should.
 #[derive(Debug)]
