@@ -4,6 +4,7 @@
 //! Not for making load ([`crate::load`]).
 
 pub mod chart;
+mod copies;
 mod ground;
 mod judge;
 mod machine;
@@ -14,6 +15,7 @@ mod programs;
 pub mod report;
 pub mod scenario;
 mod target;
+mod tunnelled;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -43,7 +45,7 @@ impl Effort {
     const fn repeats(self) -> usize {
         match self {
             Self::Smoke => 1,
-            Self::Quick => 3,
+            Self::Quick => 4,
             Self::Full => 5,
         }
     }
@@ -76,7 +78,7 @@ impl Effort {
     const fn budget(self) -> Duration {
         match self {
             Self::Smoke => Duration::from_mins(5),
-            Self::Quick => Duration::from_secs(530),
+            Self::Quick => Duration::from_secs(560),
             Self::Full => Duration::from_hours(12),
         }
     }
@@ -102,7 +104,7 @@ pub struct Options {
     pub effort: Effort,
     /// Only who matters to a bound, and `HAProxy`, so that everything fits into the time of a quick run.
     pub lean: bool,
-    /// Threads of each proxy; none: as many as it takes by itself (one a CPU).
+    /// Threads of each proxy; none: one a CPU, 16 at most.
     pub threads: Option<usize>,
     /// What to run.
     pub programs: Programs,
@@ -128,6 +130,8 @@ pub struct Results {
 /// Runs everything. Must be called inside a `LocalSet`.
 pub async fn run(options: &Options) -> Result<Results> {
     let began = Instant::now();
+    // What is started has this limit too: nginx and pingora do not raise it themselves, and 5,000 connections need 10,000.
+    crate::load::raise_descriptor_limit()?;
     let mut results = Results {
         machine: Machine::look(options).await,
         measured: Vec::new(),
@@ -135,6 +139,7 @@ pub async fn run(options: &Options) -> Result<Results> {
         comparisons: Vec::new(),
     };
     let bar = progress(options);
+    let mut natives = None;
     let mut scenarios: Vec<&Scenario> = options.scenarios.iter().collect();
     if options.lean {
         // What is bounded first, in case that time runs out.
@@ -142,6 +147,10 @@ pub async fn run(options: &Options) -> Result<Results> {
     }
     for scenario in scenarios {
         bar.set_message(scenario.name);
+        if scenario.mode != Mode::BeforeNative {
+            // Real kube-apiservers have something to do even when nobody asks.
+            natives = None;
+        }
         tracing::info!(scenario = scenario.name, "Begins");
         if scenario.mode == Mode::BeforeNative && options.programs.native.is_none() {
             results.skipped.push(format!(
@@ -153,7 +162,7 @@ pub async fn run(options: &Options) -> Result<Results> {
                 .skipped
                 .push(format!("{}: out of time", scenario.name));
         } else {
-            match measure::measure(scenario, options, &bar).await {
+            match measure::measure(scenario, options, &bar, &mut natives).await {
                 Ok((measured, skipped)) => {
                     results.comparisons.extend(judge(scenario, &measured));
                     results.measured.push(measured);
@@ -184,4 +193,45 @@ fn progress(options: &Options) -> ProgressBar {
     }
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    #[test]
+    fn what_takes_part_may_have_as_many_descriptors_as_the_system_allows() {
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = limit.maximum.map(|most| most - 1);
+        setrlimit(Resource::Nofile, limit).unwrap();
+        let options = Options {
+            scenarios: Vec::new(),
+            against: Vec::new(),
+            effort: Effort::Smoke,
+            lean: false,
+            threads: None,
+            programs: Programs {
+                mvp: "/nowhere/mvp".into(),
+                bench: "/nowhere/bench".into(),
+                haproxy: None,
+                nginx: None,
+                pingora: None,
+                native: None,
+                build: None,
+            },
+            commit: String::new(),
+            logs: PathBuf::new(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let ended = runtime.block_on(LocalSet::new().run_until(run(&options)));
+        let words = ended.unwrap_err().to_string();
+        assert!(words.contains("nothing was measured"), "{words}");
+        assert_eq!(getrlimit(Resource::Nofile).current, limit.maximum);
+    }
 }

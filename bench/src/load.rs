@@ -24,6 +24,8 @@ pub use channel::Channels;
 pub use gate::{Gate, Lines, Silent};
 pub use plan::{Curve, Identity, Outcome, Pace, Plan, Shot, Work};
 
+/// The name by which kube-apiserver asks itself: mvp passes such connections raw.
+pub(crate) const LOOPBACK_NAME: &str = "apiserver-loopback-client";
 /// What every answer's body is sent with at most at once.
 pub(crate) const CHUNK: usize = 64 * 1024;
 
@@ -52,7 +54,7 @@ pub async fn run(plan: &Plan, gate: &mut dyn Gate) -> Result<Outcome> {
         Work::Slow { bytes, rate, hold } => {
             holds::slow(plan, &channels, (*bytes, *rate, *hold), gate).await
         }
-        Work::Tunnels { bytes } => holds::tunnels(plan, &channels, *bytes, gate).await,
+        Work::Tunnels { bytes, raw } => holds::tunnels(plan, &channels, (*bytes, *raw), gate).await,
         Work::Watches {
             events,
             every,

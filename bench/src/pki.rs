@@ -374,6 +374,11 @@ impl ClusterPki {
 
     /// A kube-apiserver's serving certificate: the service's names, `localhost` and the addresses.
     pub fn serving(&self, addresses: &[IpAddr]) -> anyhow::Result<Issued> {
+        self.serving_also(&[], addresses)
+    }
+
+    /// The same, for more names.
+    pub fn serving_also(&self, more: &[&str], addresses: &[IpAddr]) -> anyhow::Result<Issued> {
         let names = [
             "kubernetes",
             "kubernetes.default",
@@ -381,6 +386,7 @@ impl ClusterPki {
             "kubernetes.default.svc.cluster.local",
             "localhost",
         ];
+        let names = [names.as_slice(), more].concat();
         self.ca.issue(&Leaf::server(
             Subject::new().cn("kube-apiserver"),
             &names,

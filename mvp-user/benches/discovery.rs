@@ -3,7 +3,6 @@
 
 use std::{hint::black_box, io::Read as _, sync::Arc, time::Duration};
 
-use base64::Engine as _;
 use bytes::Bytes;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
@@ -26,35 +25,14 @@ use mvp_user::{
 };
 use tokio::{runtime::Runtime, time::Instant};
 
+#[path = "instructions/recorded.rs"]
+mod recorded;
+
+use recorded::{list, recorded};
+
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 /// Groups of CRDs beside the recorded ones; each of one version with one kind, as most are.
 const CRDS: [usize; 4] = [0, 20, 100, 500];
-
-fn recorded(version: &str, name: &str) -> Bytes {
-    let path = format!(
-        "{}/tests/fixtures/recorded-{version}.json.gz",
-        env!("CARGO_MANIFEST_DIR")
-    );
-    let mut json = Vec::new();
-    flate2::read::GzDecoder::new(std::fs::File::open(path).unwrap())
-        .read_to_end(&mut json)
-        .unwrap();
-    let answers: Vec<serde_json::Value> = serde_json::from_slice(&json).unwrap();
-    let answer = answers
-        .iter()
-        .find(|answer| answer["name"] == name)
-        .unwrap();
-    base64::engine::general_purpose::STANDARD
-        .decode(answer["body"].as_str().unwrap())
-        .unwrap()
-        .into()
-}
-
-fn list(version: &str, name: &str) -> GroupList {
-    GroupList::parse("application/json", &recorded(version, name))
-        .unwrap()
-        .1
-}
 
 /// The document of a version with so many CRDs, which all servers share.
 fn groups(version: &str, crds: usize) -> GroupList {
@@ -105,10 +83,12 @@ fn merging(c: &mut Criterion) {
                 Source {
                     groups: &one,
                     live: true,
+                    fresh: true,
                 },
                 Source {
                     groups: &two,
                     live: true,
+                    fresh: true,
                 },
             ];
             b.iter(|| merge(black_box(&base), &others, &shared));

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use bench::compare::{self, Against, Effort, Native, Programs, Results, Scenario};
+use bench::compare::{self, Against, Effort, Native, Programs, Results, Scenario, scenario::Kind};
 use clap::Args;
 
 use crate::{
@@ -40,7 +40,7 @@ pub(crate) struct Options {
     /// etcd for it.
     #[arg(long, value_name = "PATH")]
     etcd: Option<PathBuf>,
-    /// Threads of each proxy; 1 compares CPU per request most fairly. Default: one a CPU.
+    /// Threads of each proxy; 1 compares CPU per request most fairly. Default: one a CPU, at most 16.
     #[arg(long)]
     threads: Option<usize>,
     /// Print one JSON object per comparison instead of the report.
@@ -81,11 +81,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             &root().join(&options.results),
         );
     }
-    let scenarios = if options.curves {
+    let mut scenarios = if options.curves {
         compare::curves()
     } else {
         chosen(&options.scenario)?
     };
+    if options.smoke {
+        // A debug build under valgrind takes minutes.
+        scenarios.retain(|scenario| !matches!(scenario.kind, Kind::Copies(_)));
+    }
     let against = if options.smoke && options.against.is_empty() {
         // What is here; nothing is installed or built for it.
         let mut against = vec![Against::Direct];
@@ -278,14 +282,14 @@ fn programs(options: &Options, against: &[Against], effort: Effort) -> Result<Pr
             return None;
         }
         let found = find(package).or_else(|| {
-            println!("bench: {package} is not installed");
+            eprintln!("bench: {package} is not installed");
             setup::apt(&[package])
-                .map_err(|error| println!("bench: without {package}: {error:#}"))
+                .map_err(|error| eprintln!("bench: without {package}: {error:#}"))
                 .ok()?;
             find(package)
         });
         if found.is_none() {
-            println!("bench: {package} does not take part");
+            eprintln!("bench: {package} does not take part");
         }
         found
     };
@@ -341,9 +345,9 @@ fn pingora(built: bool) -> Option<PathBuf> {
     }
     let package = root().join("bench/peers/pingora");
     if !has("cmake") {
-        println!("bench: pingora-peer needs cmake");
+        eprintln!("bench: pingora-peer needs cmake");
         setup::apt(&["cmake"])
-            .map_err(|error| println!("bench: {error:#}"))
+            .map_err(|error| eprintln!("bench: {error:#}"))
             .ok()?;
     }
     let mut build = cargo();
@@ -352,7 +356,7 @@ fn pingora(built: bool) -> Option<PathBuf> {
         .arg(package.join("Cargo.toml"));
     build.env("CARGO_TARGET_DIR", target().join("pingora"));
     if let Err(error) = exec(&mut build) {
-        println!("bench: without pingora: {error:#}");
+        eprintln!("bench: without pingora: {error:#}");
         return None;
     }
     Some(program)

@@ -19,7 +19,7 @@ use tokio::{
 
 use super::programs::Programs;
 use crate::{
-    load::{Outcome, Plan},
+    load::{LOOPBACK_NAME, Outcome, Plan},
     pki::ClusterPki,
 };
 
@@ -47,7 +47,11 @@ pub(super) struct Ground {
     pub(super) servers: Vec<Child>,
     /// The real kube-apiserver at `local`.
     pub(super) native: Option<u32>,
+    /// Proxies run under valgrind, which counts what they copy (`copies`).
+    pub(super) copies: bool,
     namespace: Option<Namespace>,
+    /// Another node's.
+    beside: Option<Namespace>,
 }
 
 /// A child that is told and tells in lines.
@@ -94,6 +98,9 @@ impl Ground {
         let addresses = [loopback, LOCAL.0.into(), PEER.0.into()];
         cluster.write(&pki, &addresses)?;
         cluster
+            .serving_also(&[LOOPBACK_NAME], &addresses)?
+            .write(&pki, "apiserver")?;
+        cluster
             .client("bench-user", &["system:masters"])?
             .write(&pki, "user")?;
         let both = |name: &str| -> Result<String> {
@@ -123,16 +130,29 @@ impl Ground {
             peer,
             logs: logs.to_owned(),
             namespace,
+            beside: None,
             servers: Vec::new(),
             native: None,
+            copies: false,
             origins: Vec::new(),
         })
     }
 
-    /// `ip` within the namespace.
-    pub(super) fn ip(&self, arguments: &[&str]) -> Result<()> {
-        let namespace = self.namespace.as_ref().context("there is no namespace")?;
-        ip(&[&["-n", namespace.0.as_str()], arguments].concat())
+    /// Lays another node's ground beside this one: the peer is there, and each has its address on the link between them. For
+    /// what must not be taken for this node's own.
+    pub(super) fn lay_beside(&mut self) -> Result<()> {
+        let own = self.namespace.as_ref().context("there is no namespace")?;
+        let beside = Namespace::make("beside")?;
+        let link = ["link", "add", "node", "netns", &own.0, "type", "veth"];
+        ip(&[&link[..], &["peer", "name", "node", "netns", &beside.0]].concat())?;
+        for (namespace, (address, _)) in [(&own.0, LOCAL), (&beside.0, PEER)] {
+            let address = format!("{}/24", Ipv4Addr::from(address));
+            ip(&["-n", namespace, "addr", "add", &address, "dev", "node"])?;
+            ip(&["-n", namespace, "link", "set", "node", "up"])?;
+        }
+        (self.local, self.peer) = (LOCAL.into(), PEER.into());
+        self.beside = Some(beside);
+        Ok(())
     }
 
     /// Where certificates are, as kubeadm names them; `user.crt` is the asker's.
@@ -147,7 +167,16 @@ impl Ground {
 
     /// Runs a program on this ground. It ends with the value.
     pub(super) fn command(&self, program: &Path) -> Command {
-        let mut command = match &self.namespace {
+        Self::within(self.namespace.as_ref(), program)
+    }
+
+    /// Runs a program on the other node.
+    pub(super) fn command_beside(&self, program: &Path) -> Command {
+        Self::within(self.beside.as_ref(), program)
+    }
+
+    fn within(namespace: Option<&Namespace>, program: &Path) -> Command {
+        let mut command = match namespace {
             None => Command::new(program),
             Some(namespace) => {
                 // `ip netns exec` replaces itself, so the process id is the program's.

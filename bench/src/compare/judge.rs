@@ -164,7 +164,9 @@ fn compare(
     // To be the same is to be as good within the spread: half of all repeats are a little worse than the other half.
     let judged = |bound: &Goal| {
         let same = (bound.required - bound.goal).abs() < 1e-9;
-        let within = same && least <= bound.required && bound.required <= greatest;
+        let printed = |value: f64| (value * 100.0).round() / 100.0;
+        let within =
+            same && printed(least) <= bound.required && bound.required <= printed(greatest);
         Met::judge(
             if within { bound.required } else { ratio },
             metric,

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
-use super::{Effort, Options};
+use super::{Effort, Options, target};
 
 /// Printed with every result.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -45,6 +45,7 @@ impl Machine {
             .next()
             .and_then(|it| it.parse().ok())
             .unwrap_or(0);
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let programs = &options.programs;
         let mut versions = vec![version(&programs.mvp, "--version").await];
         for (program, flag) in [
@@ -62,14 +63,12 @@ impl Machine {
         Self {
             processor: field(&read("/proc/cpuinfo"), "model name")
                 .unwrap_or_else(|| "unknown".to_owned()),
-            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            cpus,
             memory: kibibytes / 1024,
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             commit: options.commit.clone(),
             versions,
-            threads: options
-                .threads
-                .map_or_else(|| "one a CPU".to_owned(), |threads| threads.to_string()),
+            threads: target::threads(options.threads, cpus).to_string(),
             effort: match options.effort {
                 Effort::Smoke => "smoke",
                 Effort::Quick => "quick",

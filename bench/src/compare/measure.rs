@@ -1,71 +1,74 @@
 //! Runs one scenario: every target in turn, again and again (A B A B), each sample by a load process of its own.
 
-use std::collections::BTreeMap;
+mod copied;
+mod figures;
+
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
-use serde::{Deserialize, Serialize};
 
 use super::{
-    Options,
+    Options, copies,
     ground::Ground,
     native,
     process::Usage,
     scenario::{Against, Kind, Metric, Mode, Scenario},
     target::{Target, Who},
+    tunnelled::Tunnelled,
 };
-use crate::load::{Curve, Identity, Outcome, Pace, Plan, Shot, Work, origin::TOKEN};
+use crate::load::{Identity, Outcome, Pace, Plan, Shot, Work, origin::TOKEN};
+
+pub use figures::{Measured, Sample};
+pub(super) use figures::{median, median_of};
 
 /// The one rate at which latencies are compared, as a share of what the slowest can do: busy, but nobody's queue grows.
 const EQUAL_LOAD: f64 = 0.5;
 /// The same in front of real kube-apiservers, which at half of what they can do take all processors of a small machine: what a
 /// hop adds shows where nobody waits for one.
 const LIGHT_LOAD: f64 = 0.1;
-/// Connections that come and go before those whose memory is measured.
+/// Connections that are there before those whose memory is measured.
 const WARMERS: usize = 16;
-
-/// One scenario's figures.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Measured {
-    /// Its name.
-    pub scenario: String,
-    /// What happens in it.
-    pub what: String,
-    /// By target: one sample a repeat.
-    pub samples: BTreeMap<String, Vec<Sample>>,
-    /// Requests a second at which latencies were taken; none: not at one rate.
-    pub rate: Option<f64>,
-    /// How many connections, watches or streams.
-    pub units: usize,
-}
-
-/// One repeat of one target.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Sample {
-    /// The figures, in the units of [`Metric`].
-    pub metrics: BTreeMap<Metric, f64>,
-    /// Latency.
-    pub latency: Curve,
-    /// How late the asker itself was, p99, microseconds (open pace only).
-    pub lag: Option<f64>,
-    /// Requests that failed.
-    pub failed: u64,
-    /// What the first of them said.
-    pub failure: Option<String>,
-}
 
 /// Everything about one scenario, and what could not take part.
 pub(super) async fn measure(
     scenario: &Scenario,
     options: &Options,
     bar: &ProgressBar,
+    natives: &mut Option<Ground>,
 ) -> Result<(Measured, Vec<String>)> {
     let run = Run {
         scenario,
         options,
         bar,
     };
-    run.all().await
+    let (programs, logs) = (&options.programs, &options.logs);
+    let laid;
+    let ground = match scenario.mode {
+        Mode::Listen => {
+            let counts = matches!(scenario.kind, Kind::Copies(_));
+            if counts {
+                copies::look().await?;
+            }
+            let mut ground = Ground::lay(programs, logs, true, None).await?;
+            ground.copies = counts;
+            laid = ground;
+            &laid
+        }
+        // What is steered needs a place where nothing else is.
+        Mode::Steered | Mode::Auto => {
+            laid = Ground::lay(programs, logs, false, Some("steered")).await?;
+            &laid
+        }
+        Mode::BeforeNative => {
+            if natives.is_none() {
+                bar.set_message(format!("{}: kube-apiservers start", scenario.name));
+                *natives = Some(native::lay(programs, logs).await?);
+            }
+            natives.as_ref().context("they were laid")?
+        }
+    };
+    run.all(ground).await
 }
 
 struct Run<'a> {
@@ -74,31 +77,38 @@ struct Run<'a> {
     bar: &'a ProgressBar,
 }
 
+/// Who is asked.
+enum Stand {
+    /// Runs all the time.
+    Up(Box<Target>),
+    /// Starts for each sample: whoever asks the server meets it.
+    Anew(Who),
+}
+
 /// Usage before the asker came, when it was ready, and when it was done.
 struct Watched {
+    proxy: bool,
     outcome: Outcome,
     before: Usage,
     ready: Usage,
     done: Usage,
     peak: u64,
+    /// By mvp, in tunnels.
+    spliced: Option<u64>,
+}
+
+impl Stand {
+    fn name(&self) -> String {
+        match self {
+            Self::Up(target) => target.name.clone(),
+            Self::Anew(who) => who.name(),
+        }
+    }
 }
 
 impl Run<'_> {
-    async fn all(&self) -> Result<(Measured, Vec<String>)> {
+    async fn all(&self, ground: &Ground) -> Result<(Measured, Vec<String>)> {
         let (scenario, options) = (self.scenario, self.options);
-        let (programs, logs) = (&options.programs, &options.logs);
-        let (ground, plain) = match scenario.mode {
-            Mode::Listen => (Ground::lay(programs, logs, true, None).await?, None),
-            Mode::BeforeNative => (native::lay(programs, logs).await?, None),
-            // What is steered needs a place where nothing is.
-            Mode::Steered | Mode::Auto => {
-                let plain = Ground::lay(programs, logs, false, Some("plain")).await?;
-                (
-                    Ground::lay(programs, logs, false, Some("mvp")).await?,
-                    Some(plain),
-                )
-            }
-        };
         let other_build = scenario.mode == Mode::Listen && options.programs.build.is_some();
         let wanted = scenario
             .against
@@ -108,10 +118,6 @@ impl Run<'_> {
             .chain(other_build.then_some(&Against::Build));
         let mut who = vec![Who::Mvp(scenario.mode)];
         who.extend(wanted.map(|against| Who::Other(*against)));
-        let place = |who: Who| match (&plain, who) {
-            (Some(plain), Who::Other(_)) => plain,
-            _ => &ground,
-        };
         let mut measured = Measured {
             scenario: scenario.name.to_owned(),
             what: scenario.what.to_owned(),
@@ -120,36 +126,42 @@ impl Run<'_> {
             units: self.connections() * self.streams(),
         };
         let mut skipped = Vec::new();
+        let mut skip = |who: Who, error| {
+            skipped.push(format!(
+                "{} through {}: {error:#}",
+                scenario.name,
+                who.name()
+            ));
+        };
         if self.is_heavy() {
             for repeat in 0..options.effort.heavy_repeats() {
                 for who in turn(&who, repeat) {
-                    match self.alone(who, place(who)).await {
+                    match self.alone(*who, ground).await {
                         Ok(sample) => measured.add(&who.name(), sample),
-                        Err(error) => skipped.push(format!(
-                            "{} through {}: {error:#}",
-                            scenario.name,
-                            who.name()
-                        )),
+                        Err(error) => skip(*who, error),
                     }
                 }
             }
         } else {
-            let mut targets = Vec::new();
+            let in_the_way = matches!(scenario.mode, Mode::Steered | Mode::Auto);
+            let mut stands = Vec::new();
             for who in who {
+                if in_the_way {
+                    stands.push(Stand::Anew(who));
+                    continue;
+                }
                 self.bar
                     .set_message(format!("{}: {} starts", scenario.name, who.name()));
-                match Target::start(who, place(who), options.threads).await {
-                    Ok(target) => targets.push((target, place(who))),
-                    Err(error) => skipped.push(format!(
-                        "{} through {}: {error:#}",
-                        scenario.name,
-                        who.name()
-                    )),
+                match Target::start(who, ground, options.threads).await {
+                    Ok(target) => stands.push(Stand::Up(Box::new(target))),
+                    Err(error) => skip(who, error),
                 }
             }
-            self.together(&mut measured, &targets).await?;
-            for (target, _) in targets {
-                target.end().await?;
+            self.together(&mut measured, &stands, ground).await?;
+            for stand in stands {
+                if let Stand::Up(target) = stand {
+                    target.end().await?;
+                }
             }
         }
         if !measured.samples.contains_key("mvp") {
@@ -162,20 +174,34 @@ impl Run<'_> {
     async fn alone(&self, who: Who, ground: &Ground) -> Result<Sample> {
         self.bar
             .set_message(format!("{}: {}", self.scenario.name, who.name()));
-        let target = Target::start(who, ground, self.options.threads).await?;
-        if matches!(self.scenario.kind, Kind::Idle | Kind::Watches { .. }) {
-            // What a proxy makes once, whoever comes, is nobody's.
-            self.watch_as(&target, ground, Work::Idle, WARMERS.min(self.connections()))
-                .await?;
+        if matches!(self.scenario.kind, Kind::Copies(_)) {
+            return self.copied(who, ground).await;
         }
+        let target = Target::start(who, ground, self.options.threads).await?;
+        let warmers = if matches!(self.scenario.kind, Kind::First(_)) {
+            None
+        } else {
+            // What a proxy makes once, whoever comes, is nobody's. They stay: what they had would be used again, and those
+            // whose memory is measured would have cost less than they do.
+            let plan = self.plan(&target, ground, Work::Idle, WARMERS);
+            let mut load = ground.load(&plan).await?;
+            load.expect("ready").await?;
+            Some(load)
+        };
         let watched = self.watch(&target, ground, self.work(None)?).await?;
-        let sample = self.sample(&target, &watched);
+        drop(warmers);
+        let sample = self.sample(&watched);
         target.end().await?;
         Ok(sample)
     }
 
-    /// All targets side by side, in turns: at full throughput, then at one rate.
-    async fn together(&self, measured: &mut Measured, targets: &[(Target, &Ground)]) -> Result<()> {
+    /// Everybody in turns: at full throughput, then at one rate.
+    async fn together(
+        &self,
+        measured: &mut Measured,
+        stands: &[Stand],
+        ground: &Ground,
+    ) -> Result<()> {
         let effort = self.options.effort;
         let repeats = if self.options.lean && self.scenario.goals.is_empty() {
             effort.repeats().min(2)
@@ -183,18 +209,17 @@ impl Run<'_> {
             effort.repeats()
         };
         for repeat in 0..repeats {
-            for (target, ground) in turn_of(targets, repeat) {
+            for stand in turn(stands, repeat) {
+                let name = stand.name();
                 self.bar.set_message(format!(
-                    "{}: {} {}/{repeats}",
+                    "{}: {name} {}/{repeats}",
                     self.scenario.name,
-                    target.name,
                     repeat + 1
                 ));
-                let watched = self
-                    .watch(target, ground, self.work(Some(Pace::Closed))?)
-                    .await;
-                let watched = watched.with_context(|| target.name.clone())?;
-                measured.add(&target.name, self.sample(target, &watched));
+                let work = self.work(Some(Pace::Closed))?;
+                let watched = self.watch_stand(stand, ground, work).await;
+                let watched = watched.with_context(|| name.clone())?;
+                measured.add(&name, self.sample(&watched));
             }
         }
         if !matches!(self.scenario.kind, Kind::Requests(_)) {
@@ -210,26 +235,25 @@ impl Run<'_> {
             EQUAL_LOAD
         };
         let rate = slowest.fold(f64::INFINITY, f64::min) * share;
-        if !rate.is_finite() || rate <= 0.0 {
+        if !rate.is_finite() || rate * effort.run().as_secs_f64() < 1.0 {
+            // Not one request would be due.
             return Ok(());
         }
         measured.rate = Some(rate);
         for repeat in 0..repeats {
-            for (target, ground) in turn_of(targets, repeat) {
-                self.bar.set_message(format!(
-                    "{}: {} at {rate:.0}/s",
-                    self.scenario.name, target.name
-                ));
-                let watched = self
-                    .watch(target, ground, self.work(Some(Pace::Open(rate)))?)
-                    .await;
-                let watched = watched.with_context(|| target.name.clone())?;
+            for stand in turn(stands, repeat) {
+                let name = stand.name();
+                self.bar
+                    .set_message(format!("{}: {name} at {rate:.0}/s", self.scenario.name));
+                let work = self.work(Some(Pace::Open(rate)))?;
+                let watched = self.watch_stand(stand, ground, work).await;
+                let watched = watched.with_context(|| name.clone())?;
                 if let Some(sample) = measured
                     .samples
-                    .get_mut(&target.name)
+                    .get_mut(&name)
                     .and_then(|all| all.get_mut(repeat))
                 {
-                    sample.at_equal_load(target, &watched);
+                    sample.at_equal_load(&watched);
                 }
             }
         }
@@ -239,18 +263,21 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn watch(&self, target: &Target, ground: &Ground, work: Work) -> Result<Watched> {
-        self.watch_as(target, ground, work, self.connections())
-            .await
+    async fn watch_stand(&self, stand: &Stand, ground: &Ground, work: Work) -> Result<Watched> {
+        match stand {
+            Stand::Up(target) => self.watch(target, ground, work).await,
+            Stand::Anew(who) => {
+                let target = Target::start(*who, ground, self.options.threads).await?;
+                let watched = self.watch(&target, ground, work).await?;
+                // It is in the way, and goes without a drain.
+                target.kill().await?;
+                Ok(watched)
+            }
+        }
     }
 
-    async fn watch_as(
-        &self,
-        target: &Target,
-        ground: &Ground,
-        work: Work,
-        connections: usize,
-    ) -> Result<Watched> {
+    /// What a load process is told.
+    fn plan(&self, target: &Target, ground: &Ground, work: Work, connections: usize) -> Plan {
         let pki = ground.pki();
         let identity = if self.scenario.token {
             Identity::Token(TOKEN.to_owned())
@@ -272,7 +299,7 @@ impl Run<'_> {
         } else {
             target.address
         };
-        let plan = Plan {
+        Plan {
             to,
             ca: pki.join("ca.crt"),
             identity,
@@ -280,20 +307,38 @@ impl Run<'_> {
             connections,
             streams: self.streams(),
             work,
-        };
+        }
+    }
+
+    async fn watch(&self, target: &Target, ground: &Ground, work: Work) -> Result<Watched> {
+        let plan = self.plan(target, ground, work, self.connections());
         let before = target.usage()?;
+        let metrics = match self.scenario.kind {
+            Kind::Tunnels { .. } => target.metrics,
+            _ => None,
+        };
+        let earlier = match metrics {
+            Some(metrics) => Tunnelled::look(metrics).await?,
+            None => Tunnelled::default(),
+        };
         let mut load = ground.load(&plan).await?;
         load.expect("ready").await?;
         let ready = target.usage()?;
         load.say("go").await?;
         let outcome = load.outcome().await?;
         let done = target.usage()?;
+        let spliced = match metrics {
+            Some(metrics) => Some(earlier.spliced_since(metrics, outcome.bytes).await?),
+            None => None,
+        };
         Ok(Watched {
+            proxy: target.is_proxy(),
             outcome,
             before,
             ready,
             done,
             peak: done.peak,
+            spliced,
         })
     }
 
@@ -315,6 +360,13 @@ impl Run<'_> {
                 run: effort.run(),
             },
             Kind::First(shot) => Work::First { shot: shot.clone() },
+            // All that goes through is counted.
+            Kind::Copies(shot) => Work::Requests {
+                shots: vec![smaller(shot, effort)],
+                pace: Pace::Closed,
+                warm: Duration::ZERO,
+                run: effort.run(),
+            },
             Kind::Storm => Work::Storm {
                 run: effort.run() * 2,
             },
@@ -324,8 +376,9 @@ impl Run<'_> {
                 rate: *rate,
                 hold: effort.run() * 4,
             },
-            Kind::Tunnels { bytes } => Work::Tunnels {
+            Kind::Tunnels { bytes, raw } => Work::Tunnels {
                 bytes: most(*bytes),
+                raw: *raw,
             },
             Kind::Watches { events, every } => Work::Watches {
                 events: *events,
@@ -351,7 +404,11 @@ impl Run<'_> {
     const fn is_heavy(&self) -> bool {
         matches!(
             self.scenario.kind,
-            Kind::First(_) | Kind::Idle | Kind::Slow { .. } | Kind::Watches { .. }
+            Kind::First(_)
+                | Kind::Idle
+                | Kind::Slow { .. }
+                | Kind::Copies(_)
+                | Kind::Watches { .. }
         )
     }
 
@@ -359,13 +416,15 @@ impl Run<'_> {
         clippy::cast_precision_loss,
         reason = "counts and bytes far below 2^52"
     )]
-    fn sample(&self, target: &Target, watched: &Watched) -> Sample {
+    fn sample(&self, watched: &Watched) -> Sample {
         let Watched {
+            proxy,
             outcome,
             before,
             ready,
             done,
             peak,
+            spliced,
         } = watched;
         let mut sample = Sample {
             failed: outcome.failed,
@@ -382,7 +441,7 @@ impl Run<'_> {
             Kind::Idle | Kind::Slow { .. } | Kind::Watches { .. }
         );
         if held {
-            if target.is_proxy() {
+            if *proxy {
                 let added = ready.resident.saturating_sub(before.resident) as f64;
                 let units = self.connections() * self.streams();
                 sample.set(Metric::MemoryPerUnit, added / units as f64);
@@ -395,7 +454,10 @@ impl Run<'_> {
                 sample.set(Metric::MibPerSecond, mib / outcome.seconds);
             }
         }
-        if target.is_proxy() {
+        if let Some(spliced) = spliced {
+            sample.set(Metric::Spliced, *spliced as f64);
+        }
+        if *proxy {
             sample.set(Metric::PeakMemory, *peak as f64);
             let counts = !matches!(
                 self.scenario.kind,
@@ -412,26 +474,15 @@ impl Run<'_> {
             self.scenario.kind,
             Kind::Storm | Kind::First(_) | Kind::Watches { .. }
         ) {
-            sample.percentiles(&outcome.latency);
+            sample.percentiles(outcome);
         }
         sample
     }
 }
 
 /// In turns; every other round backwards, so that nobody is always the one after somebody.
-fn turn(who: &[Who], repeat: usize) -> Vec<Who> {
-    let mut order = who.to_vec();
-    if repeat % 2 == 1 {
-        order.reverse();
-    }
-    order
-}
-
-fn turn_of<'a, 'b>(
-    targets: &'a [(Target, &'b Ground)],
-    repeat: usize,
-) -> Vec<&'a (Target, &'b Ground)> {
-    let mut order: Vec<_> = targets.iter().collect();
+fn turn<T>(all: &[T], repeat: usize) -> Vec<&T> {
+    let mut order: Vec<&T> = all.iter().collect();
     if repeat % 2 == 1 {
         order.reverse();
     }
@@ -451,122 +502,9 @@ fn smaller(shot: &Shot, effort: super::Effort) -> Shot {
     shot
 }
 
-/// The median of a metric over repeats.
-pub(super) fn median_of(samples: &[Sample], metric: Metric) -> Option<f64> {
-    median(
-        samples
-            .iter()
-            .filter_map(|sample| sample.metrics.get(&metric).copied())
-            .collect(),
-    )
-}
-
-/// The middle one, or between the two in the middle.
-pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    let upper = *values.get(middle)?;
-    if values.len() % 2 == 1 {
-        return Some(upper);
-    }
-    Some(f64::midpoint(*values.get(middle - 1)?, upper))
-}
-
-impl Measured {
-    fn add(&mut self, name: &str, sample: Sample) {
-        self.samples
-            .entry(name.to_owned())
-            .or_default()
-            .push(sample);
-    }
-
-    /// Each repeat's median less that of asking the right server at once.
-    fn add_what_rerouting_adds(&mut self) {
-        let direct: Vec<Option<f64>> = self
-            .samples
-            .get("direct")
-            .map(|all| {
-                all.iter()
-                    .map(|sample| sample.metrics.get(&Metric::P50).copied())
-                    .collect()
-            })
-            .unwrap_or_default();
-        for (name, samples) in &mut self.samples {
-            for (sample, direct) in samples.iter_mut().zip(&direct) {
-                if let (Some(own), Some(direct)) =
-                    (sample.metrics.get(&Metric::P50).copied(), direct)
-                    && name != "direct"
-                {
-                    sample.set(Metric::AddedP50, own - direct);
-                }
-            }
-        }
-    }
-
-    /// The median of a figure.
-    pub fn median(&self, target: &str, metric: Metric) -> Option<f64> {
-        median_of(self.samples.get(target)?, metric)
-    }
-
-    /// The samples of one that was compared with.
-    pub(super) fn other(&self, against: Against) -> Option<&[Sample]> {
-        self.samples
-            .get(&Who::Other(against).name())
-            .map(Vec::as_slice)
-    }
-}
-
-impl Sample {
-    fn set(&mut self, metric: Metric, value: f64) {
-        if value.is_finite() {
-            self.metrics.insert(metric, value);
-        }
-    }
-
-    fn percentiles(&mut self, latency: &Curve) {
-        self.latency = latency.clone();
-        let wanted = [
-            (Metric::P50, 50.0),
-            (Metric::P90, 90.0),
-            (Metric::P99, 99.0),
-            (Metric::P999, 99.9),
-        ];
-        for (metric, percentile) in wanted {
-            if let Some(value) = latency.at(percentile) {
-                self.set(metric, value);
-            }
-        }
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    fn at_equal_load(&mut self, target: &Target, watched: &Watched) {
-        self.percentiles(&watched.outcome.latency);
-        self.lag = watched.outcome.lag.at(99.0);
-        self.failed += watched.outcome.failed;
-        if self.failure.is_none() {
-            self.failure.clone_from(&watched.outcome.failure);
-        }
-        if target.is_proxy() {
-            let cpu = (watched.done.cpu - watched.ready.cpu) * 1e6;
-            self.set(
-                Metric::CpuPerRequestAtEqualLoad,
-                cpu / watched.outcome.done as f64,
-            );
-            self.set(Metric::PeakMemory, watched.peak as f64);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_median_is_in_the_middle() {
-        assert_eq!(median(vec![]), None);
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
-    }
 
     #[test]
     fn a_smoke_run_asks_for_little() {

@@ -1,8 +1,12 @@
 //! Two real kube-apiservers on one etcd, the first without `batch/v1`: what it does with its own peer proxy is compared
-//! with an mvp in front of it. Both live in one network namespace, at addresses of its loopback; each has a host name of its
-//! own, because kube-apiserver's identity is a hash of it.
+//! with an mvp in front of it. Each is a node of its own, in a network namespace: mvp takes no address of its own node for a
+//! peer's. Each has a host name of its own, because kube-apiserver's identity is a hash of it.
 
-use std::{net::SocketAddr, path::Path, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail};
 use tokio::{
@@ -13,12 +17,15 @@ use tokio::{
 use super::{
     ground::{Ground, LOCAL, PEER},
     programs::{Native, Programs},
-    scenario::PATH,
+    scenario::{CONFIGMAPS, PATH},
 };
-use crate::load::{Identity, Plan, Shot, Work};
+use crate::load::{Identity, Outcome, Plan, Shot, Work};
 
 /// How long two kube-apiservers may take until the first reroutes.
 const PATIENCE: Duration = Duration::from_mins(5);
+/// What is listed: so many `ConfigMap`s of so many bytes, 100 MB in all (etcd takes 1.5 MiB of each).
+const OBJECTS: (usize, usize) = (100, 1_000_000);
+
 /// Lays the ground, starts everything in its namespace, and waits until the first server reroutes.
 pub(super) async fn lay(programs: &Programs, logs: &Path) -> Result<Ground> {
     let native = programs
@@ -26,14 +33,10 @@ pub(super) async fn lay(programs: &Programs, logs: &Path) -> Result<Ground> {
         .as_ref()
         .context("no kube-apiserver was given")?;
     let mut ground = Ground::bare(programs, logs, Some("native"))?;
-    (ground.local, ground.peer) = (LOCAL.into(), PEER.into());
-    for (address, _) in [LOCAL, PEER] {
-        let address = std::net::Ipv4Addr::from(address);
-        ground.ip(&["addr", "add", &format!("{address}/32"), "dev", "lo"])?;
-    }
+    ground.lay_beside()?;
     let data = ground.directory().join("etcd");
     let mut etcd = ground.command(&native.etcd);
-    let (client, own) = ("http://127.0.0.1:2379", "http://127.0.0.1:2380");
+    let (client, own) = (etcd_url(), "http://127.0.0.1:2380");
     etcd.args([
         "--name=bench",
         "--unsafe-no-fsync",
@@ -49,47 +52,33 @@ pub(super) async fn lay(programs: &Programs, logs: &Path) -> Result<Ground> {
     ]);
     etcd.arg(format!("--initial-cluster=bench={own}"));
     let etcd = start(etcd, &ground, "etcd")?;
-    let mut local = server(
-        native,
-        &ground,
-        "cp1",
-        LOCAL.into(),
-        &["--runtime-config=batch/v1=false"],
-    )?;
-    let peer = server(native, &ground, "cp2", PEER.into(), &[])?;
+    // `exec` keeps the process id.
+    let unshare = Path::new("unshare");
+    let off = "--runtime-config=batch/v1=false";
+    let here = ground.command(unshare);
+    let mut local = server(native, &ground, here, ("cp1", LOCAL.into()), &[off])?;
+    let beside = ground.command_beside(unshare);
+    let peer = server(native, &ground, beside, ("cp2", PEER.into()), &[])?;
     reroutes(&mut local, &ground).await?;
+    once(
+        &ground,
+        OBJECTS.0,
+        Shot::post(CONFIGMAPS, 0).saying(object()),
+    )
+    .await
+    .context("creating what is to be listed")?;
     ground.native = local.id();
     ground.servers = vec![etcd, local, peer];
     Ok(ground)
 }
 
 async fn reroutes(local: &mut Child, ground: &Ground) -> Result<()> {
-    let plan = Plan {
-        to: LOCAL.into(),
-        ca: ground.pki().join("ca.crt"),
-        identity: Identity::Certificate(
-            ground.pki().join("user.crt"),
-            ground.pki().join("user.key"),
-        ),
-        http2: true,
-        connections: 1,
-        streams: 1,
-        work: Work::First {
-            shot: Shot::get(PATH),
-        },
-    };
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(status) = local.try_wait()? {
             bail!("kube-apiserver ended: {status}");
         }
-        let once = async {
-            let mut load = ground.load(&plan).await?;
-            load.expect("ready").await?;
-            load.say("go").await?;
-            load.outcome().await
-        };
-        match once.await {
+        match once(ground, 1, Shot::get(PATH)).await {
             Ok(_) => return Ok(()),
             Err(error) if Instant::now() > deadline => {
                 return Err(error.context("kube-apiserver does not reroute"));
@@ -99,24 +88,53 @@ async fn reroutes(local: &mut Child, ground: &Ground) -> Result<()> {
     }
 }
 
+/// Asks local, so often, one request after the other.
+async fn once(ground: &Ground, times: usize, shot: Shot) -> Result<Outcome> {
+    let pki = ground.pki();
+    let plan = Plan {
+        to: LOCAL.into(),
+        ca: pki.join("ca.crt"),
+        identity: Identity::Certificate(pki.join("user.crt"), pki.join("user.key")),
+        http2: true,
+        connections: times,
+        streams: 1,
+        work: Work::First { shot },
+    };
+    let mut load = ground.load(&plan).await?;
+    load.expect("ready").await?;
+    load.say("go").await?;
+    load.outcome().await
+}
+
+/// Both nodes reach it.
+fn etcd_url() -> String {
+    format!("http://{}:2379", Ipv4Addr::from(LOCAL.0))
+}
+
+fn object() -> String {
+    serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": { "generateName": "bench-" },
+        "data": { "text": "x".repeat(OBJECTS.1) },
+    })
+    .to_string()
+}
+
 fn server(
     native: &Native,
     ground: &Ground,
-    name: &str,
-    address: SocketAddr,
+    mut command: Command,
+    (name, address): (&str, SocketAddr),
     more: &[&str],
 ) -> Result<Child> {
     let pki = ground.pki();
     let file = |flag: &str, name: &str| format!("--{flag}={}", pki.join(name).display());
-    let mut command = ground.command(Path::new("unshare"));
-    // `exec` keeps the process id.
     command
         .args(["--uts", "sh", "-c", "hostname \"$0\" && exec \"$@\"", name])
         .arg(&native.program);
-    command.args([
-        "--etcd-servers=http://127.0.0.1:2379",
-        "--service-cluster-ip-range=10.96.0.0/16",
-    ]);
+    command.arg(format!("--etcd-servers={}", etcd_url()));
+    command.arg("--service-cluster-ip-range=10.96.0.0/16");
     command.args([
         format!("--bind-address={}", address.ip()),
         format!("--advertise-address={}", address.ip()),

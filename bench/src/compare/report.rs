@@ -15,7 +15,7 @@ use super::{
 
 mod curves;
 
-/// Writes `raw.json`, `report.md`, `report.html` and `cpu.svg` into a directory.
+/// Writes `raw.json`, `report.md`, `report.html` and, if small requests were measured, `cpu.svg` into a directory.
 pub fn write(results: &Results, directory: &Path) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("{}", directory.display()))?;
     let put = |name: &str, text: String| {
@@ -27,10 +27,14 @@ pub fn write(results: &Results, directory: &Path) -> Result<()> {
     put("report.html", html(results))?;
     // For the README: an image has no page to take its style from.
     let chart = cpu(results);
-    let styled = chart
-        .split_once('>')
-        .map(|(open, rest)| format!("{open}><style>{}{OWN_COLOURS}</style>{rest}", chart::STYLE));
-    put("cpu.svg", styled.unwrap_or_default())
+    if let Some((open, rest)) = chart.split_once('>') {
+        let style = chart::STYLE;
+        put(
+            "cpu.svg",
+            format!("{open}><style>{style}{OWN_COLOURS}</style>{rest}"),
+        )?;
+    }
+    Ok(())
 }
 
 /// What design 10 bounds, then everything.
@@ -118,6 +122,17 @@ fn table(out: &mut String, results: &Results, measured: &Measured) {
                 "\n{name}: {failed} requests failed, the first with: {why}"
             );
         }
+        if let Some(sample) = samples.iter().find(|sample| !sample.copied.is_empty()) {
+            let places = sample.copied.iter();
+            let places: Vec<String> = places
+                .map(|(place, each)| format!("{each:.2} {place}"))
+                .collect();
+            let _ = writeln!(
+                out,
+                "\n{name} copies, bytes for each forwarded: `{}`",
+                places.join("`, `")
+            );
+        }
         let lag = samples
             .iter()
             .filter_map(|sample| sample.lag)
@@ -152,7 +167,7 @@ fn metrics(measured: &Measured) -> Vec<Metric> {
 /// A figure in the unit of its metric's name.
 fn figure(metric: Metric, value: f64) -> String {
     let value = match metric {
-        Metric::PeakMemory => value / f64::from(1 << 20),
+        Metric::PeakMemory | Metric::Spliced => value / f64::from(1 << 20),
         Metric::MemoryPerUnit => value / 1024.0,
         _ => value,
     };
@@ -251,8 +266,8 @@ fn cpu(results: &Results) -> String {
     )
 }
 
-/// Memory over the number of connections, or of watches.
-fn memory(results: &Results, prefix: &str, title: &str, axis: &str) -> String {
+/// A figure, divided by `unit`, over the number of connections or of watches.
+fn growth(results: &Results, prefix: &str, (metric, unit): (Metric, f64), title: &str) -> String {
     let mut lines: Vec<Series> = Vec::new();
     for measured in results
         .measured
@@ -260,11 +275,11 @@ fn memory(results: &Results, prefix: &str, title: &str, axis: &str) -> String {
         .filter(|it| it.scenario.starts_with(prefix))
     {
         for name in names(measured) {
-            let Some(memory) = measured.median(name, Metric::PeakMemory) else {
+            let Some(value) = measured.median(name, metric) else {
                 continue;
             };
             #[expect(clippy::cast_precision_loss, reason = "thousands")]
-            let point = (measured.units as f64, memory / f64::from(1 << 20));
+            let point = (measured.units as f64, value / unit);
             match lines.iter_mut().find(|line| line.name == name) {
                 Some(line) => line.points.push(point),
                 None => lines.push(Series {
@@ -274,6 +289,11 @@ fn memory(results: &Results, prefix: &str, title: &str, axis: &str) -> String {
             }
         }
     }
+    let axis = if prefix.contains("watch") {
+        "watches"
+    } else {
+        "connections"
+    };
     chart::lines(title, axis, &lines)
 }
 
@@ -309,18 +329,26 @@ fn html(results: &Results) -> String {
     }
     body.push_str("</table><h2>Charts</h2><div class=charts>");
     body.push_str(&cpu(results));
-    body.push_str(&memory(
-        results,
-        "idle-",
-        "Resident memory over idle connections, MiB",
-        "connections",
-    ));
-    body.push_str(&memory(
-        results,
-        "watch-",
-        "Resident memory over idle watches, MiB",
-        "watches",
-    ));
+    let memory = (Metric::PeakMemory, f64::from(1 << 20));
+    let cpu = (Metric::CpuPerRequest, 1.0);
+    for (prefix, figure, title) in [
+        ("idle-", memory, "Peak memory over idle connections, MiB"),
+        ("watch-", memory, "Peak memory over watches, MiB"),
+        (
+            "curve-connections-",
+            memory,
+            "Peak memory over busy connections, MiB",
+        ),
+        ("curve-watches-", memory, "Peak memory over watches, MiB"),
+        (
+            "curve-connections-",
+            cpu,
+            "CPU per request over connections, us",
+        ),
+        ("curve-watches-", cpu, "CPU per event over watches, us"),
+    ] {
+        body.push_str(&growth(results, prefix, figure, title));
+    }
     for measured in &results.measured {
         body.push_str(&distribution(measured));
     }

@@ -11,6 +11,7 @@ use tokio::{
 };
 
 use super::{
+    copies,
     ground::{Ground, free_port, tail},
     process::{Usage, usage},
     scenario::{Against, Mode},
@@ -19,9 +20,16 @@ use super::{
 /// How long a proxy may take to be ready.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// How long it may take to end.
-const GRACE: Duration = Duration::from_secs(10);
-/// Long enough for `sk_lookup` keys to follow the listener (`steer::listeners::REFRESH_INTERVAL` and a margin).
-const SETTLE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Threads of a proxy at most, unless it is told otherwise: more than asker and answerer, of one thread each, can keep busy.
+/// (`HAProxy` 2.6 does not start with more than 64.)
+const MOST_THREADS: usize = 16;
+
+/// Threads of each proxy: so many as are wanted, else one for each of `cpus`.
+pub(super) fn threads(wanted: Option<usize>, cpus: usize) -> usize {
+    wanted.unwrap_or_else(|| cpus.min(MOST_THREADS))
+}
 
 /// Who is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,18 +59,22 @@ pub(super) struct Target {
     pid: Option<u32>,
     /// None: somebody else's.
     child: Option<Child>,
+    /// Where mvp tells its metrics.
+    pub(super) metrics: Option<SocketAddr>,
 }
 
 impl Target {
     /// Starts it on `ground`, with so many threads.
-    pub(super) async fn start(who: Who, ground: &Ground, threads: Option<usize>) -> Result<Self> {
+    pub(super) async fn start(who: Who, ground: &Ground, wanted: Option<usize>) -> Result<Self> {
         let name = who.name();
-        let threads =
-            threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads(wanted, cpus);
+        let mut metrics = None;
         let (address, child) = match who {
             Who::Other(Against::Direct) => (ground.local, None),
             Who::Mvp(_) | Who::Other(Against::Build) => {
-                let (address, child) = mvp(ground, who, threads).await?;
+                let door = metrics.insert(free_port()?);
+                let (address, child) = mvp(ground, who, threads, *door).await?;
                 (address, Some(child))
             }
             Who::Other(Against::Haproxy) => {
@@ -138,6 +150,7 @@ impl Target {
                     address: ground.local,
                     pid: Some(pid),
                     child: None,
+                    metrics,
                 });
             }
         };
@@ -146,6 +159,7 @@ impl Target {
             address,
             pid: child.as_ref().and_then(Child::id),
             child,
+            metrics,
         })
     }
 
@@ -170,6 +184,14 @@ impl Target {
         Ok(())
     }
 
+    /// Ends it at once, and waits until it is gone.
+    pub(super) async fn kill(mut self) -> Result<()> {
+        if let Some(child) = &mut self.child {
+            child.kill().await?;
+        }
+        Ok(())
+    }
+
     /// Its process, which leads its group.
     fn leader(&self) -> Option<rustix::process::Pid> {
         let leader = self.child.as_ref()?.id()?;
@@ -182,11 +204,12 @@ impl Target {
     }
 }
 
-#[expect(
-    clippy::too_many_lines,
-    reason = "mostly the flags of mvp run, one a line"
-)]
-async fn mvp(ground: &Ground, who: Who, threads: usize) -> Result<(SocketAddr, Child)> {
+async fn mvp(
+    ground: &Ground,
+    who: Who,
+    threads: usize,
+    metrics: SocketAddr,
+) -> Result<(SocketAddr, Child)> {
     let programs = &ground.programs;
     let (program, mode) = match (who, &programs.build) {
         (Who::Mvp(mode), _) => (&programs.mvp, mode),
@@ -194,7 +217,6 @@ async fn mvp(ground: &Ground, who: Who, threads: usize) -> Result<(SocketAddr, C
         (_, None) => bail!("no other build was given"),
     };
     let pki = |name: &str| ground.pki().join(name);
-    let metrics = free_port()?;
     // Two of them may run at once.
     let own = |name: &str| {
         ground
@@ -257,48 +279,53 @@ async fn mvp(ground: &Ground, who: Who, threads: usize) -> Result<(SocketAddr, C
         }
     };
     let (mut child, log) = spawn(command, ground, "mvp")?;
-    let probe = |ground: &Ground| {
-        let mut probe = ground.command(&ground.programs.mvp);
-        probe
-            .arg("probe")
-            .arg("ready")
-            .arg("--control-socket")
-            .arg(&socket);
-        probe
-    };
     let deadline = Instant::now() + PATIENCE;
+    let ask = async |verb: &[&str]| {
+        let mut command = ground.command(program);
+        command.args(verb).arg("--control-socket").arg(&socket);
+        command.output().await.context("asking mvp how it is")
+    };
     loop {
         if let Some(status) = child.try_wait()? {
             bail!("mvp ended ({status}) before it was ready: {}", tail(&log));
         }
-        let output = probe(ground).output().await.context("mvp probe")?;
-        if output.status.success() {
-            break;
+        let ready = ask(&["probe", "ready"]).await?;
+        let status = ask(&["status", "-o", "json"]).await?;
+        if ready.status.success() && is_as_asked(&status.stdout, mode) {
+            return Ok((address, child));
         }
         if Instant::now() > deadline {
             bail!(
-                "mvp is not ready: {}; {}",
-                String::from_utf8_lossy(&output.stdout).trim(),
+                "mvp is not ready, steers otherwise than was asked, or does not know the peer: {}; {}; {}",
+                String::from_utf8_lossy(&ready.stdout).trim(),
+                String::from_utf8_lossy(&status.stdout).trim(),
                 tail(&log)
             );
         }
         sleep(Duration::from_millis(100)).await;
     }
-    if matches!(mode, Mode::Steered | Mode::Auto) {
-        sleep(SETTLE).await;
-        let mut status = ground.command(&ground.programs.mvp);
-        status
-            .args(["steer", "-o", "json", "--control-socket"])
-            .arg(&socket);
-        let output = status.output().await.context("mvp steer")?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let wanted = if mode == Mode::Steered { "on" } else { "off" };
-        let state = serde_json::from_str::<serde_json::Value>(&text).ok();
-        if state.as_ref().and_then(|it| it.get("state")?.as_str()) != Some(wanted) {
-            bail!("mvp steers otherwise than was asked: {}", text.trim());
+}
+
+/// Whether `mvp status` says that it steers as it shall; where it does not come between by steering, that both servers are up: an
+/// mvp that knows no peer would be measured for what local does.
+fn is_as_asked(status: &[u8], mode: Mode) -> bool {
+    let Ok(status) = serde_json::from_slice::<serde_json::Value>(status) else {
+        return false;
+    };
+    let steering = status.pointer("/steering/state").and_then(|it| it.as_str());
+    match mode {
+        Mode::Steered => steering == Some("on"),
+        Mode::Auto => steering == Some("off"),
+        Mode::Listen | Mode::BeforeNative => {
+            let servers = status.pointer("/servers").and_then(|it| it.as_array());
+            servers.is_some_and(|servers| {
+                servers.len() == 2
+                    && servers
+                        .iter()
+                        .all(|server| server.pointer("/health").is_some_and(|it| it == "up"))
+            })
         }
     }
-    Ok((address, child))
 }
 
 impl Drop for Target {
@@ -336,6 +363,9 @@ fn configure(
 }
 
 fn spawn(mut command: Command, ground: &Ground, name: &str) -> Result<(Child, PathBuf)> {
+    if ground.copies {
+        command = copies::counted(&command, ground.directory());
+    }
     let (log, path) = ground.log(name)?;
     let (more, _) = ground.log(name)?;
     command
@@ -368,4 +398,30 @@ async fn listening(
         sleep(Duration::from_millis(50)).await;
     }
     Ok(child)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_mvp_that_knows_no_peer_is_not_measured() {
+        let up = r#"{"health":"up"}"#;
+        let status = |servers: &str| {
+            format!(r#"{{"steering":{{"state":"off"}},"servers":[{servers}]}}"#).into_bytes()
+        };
+        let both = status(&format!("{up},{up}"));
+        assert!(is_as_asked(&both, Mode::Listen) && is_as_asked(&both, Mode::Auto));
+        assert!(!is_as_asked(&both, Mode::Steered));
+        assert!(!is_as_asked(&status(up), Mode::BeforeNative));
+        let down = status(&format!(r#"{up},{{"health":"down"}}"#));
+        assert!(!is_as_asked(&down, Mode::BeforeNative));
+        assert!(!is_as_asked(b"", Mode::Listen));
+    }
+
+    #[test]
+    fn many_processors_do_not_mean_hundreds_of_threads() {
+        assert_eq!((threads(None, 2), threads(None, 96)), (2, MOST_THREADS));
+        assert_eq!((threads(Some(1), 96), threads(Some(40), 2)), (1, 40));
+    }
 }

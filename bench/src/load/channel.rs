@@ -15,7 +15,10 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject
 use tokio::{net::TcpStream, task::spawn_local};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::plan::{Identity, Plan, Shot};
+use super::{
+    LOOPBACK_NAME,
+    plan::{Identity, Plan, Shot},
+};
 use crate::pki::SERVER_NAME;
 
 /// What a reader takes ahead: as much as kube-apiserver's own clients allow (Go's net/http2: 4 MiB a stream).
@@ -29,6 +32,8 @@ pub struct Channels {
     token: Option<HeaderValue>,
     to: SocketAddr,
     http2: bool,
+    /// By which the server is asked for and known.
+    name: &'static str,
 }
 
 /// One connection, or a handle to it.
@@ -84,7 +89,8 @@ impl Channels {
         }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
+            // A proxy that speaks an older version does other work.
+            .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_root_certificates(roots);
         let (mut tls, token) = match &plan.identity {
             Identity::Certificate(chain, key) => {
@@ -110,6 +116,7 @@ impl Channels {
             token,
             to: plan.to,
             http2: plan.http2,
+            name: SERVER_NAME,
         })
     }
 
@@ -120,6 +127,15 @@ impl Channels {
             token: self.token.clone(),
             to,
             http2: self.http2,
+            name: self.name,
+        }
+    }
+
+    /// The same client as kube-apiserver's own.
+    pub(super) fn inward(&self) -> Self {
+        Self {
+            name: LOOPBACK_NAME,
+            ..self.at(self.to)
         }
     }
 
@@ -129,7 +145,7 @@ impl Channels {
             .await
             .with_context(|| format!("connecting to {}", self.to))?;
         tcp.set_nodelay(true)?;
-        let name = ServerName::try_from(SERVER_NAME)?;
+        let name = ServerName::try_from(self.name)?;
         let stream = TlsConnector::from(Arc::clone(&self.tls))
             .connect(name, tcp)
             .await;
@@ -186,13 +202,16 @@ impl Channels {
         if let Some(token) = &self.token {
             headers.insert(header::AUTHORIZATION, token.clone());
         }
-        let body = Bytes::from(vec![b'x'; shot.body]);
+        let (body, kind) = match &shot.json {
+            Some(json) => (Bytes::from(json.clone()), "application/json"),
+            None => (
+                Bytes::from(vec![b'x'; shot.body]),
+                "application/vnd.kubernetes.protobuf",
+            ),
+        };
         if !body.is_empty() {
-            headers.insert(
-                header::CONTENT_TYPE,
-                HeaderValue::from_static("application/vnd.kubernetes.protobuf"),
-            );
-            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(shot.body));
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
         }
         Ok(Template { head, body })
     }

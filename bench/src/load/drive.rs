@@ -54,7 +54,7 @@ impl Tally {
         self.state.borrow_mut().bytes += bytes;
     }
 
-    /// One request was sent so much later than it was due.
+    /// One request could be sent so much later than it was due.
     pub(super) fn lag(&self, lag: Duration) {
         self.state
             .borrow_mut()

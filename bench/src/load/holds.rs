@@ -140,13 +140,15 @@ pub(super) async fn slow(
     Ok(tally.outcome())
 }
 
-/// Upgraded connections, read to their end.
+/// Upgraded connections, read to their end; `raw`: as kube-apiserver's own client.
 pub(super) async fn tunnels(
     plan: &Plan,
     channels: &Rc<Channels>,
-    bytes: u64,
+    (bytes, raw): (u64, bool),
     gate: &mut dyn Gate,
 ) -> Result<Outcome> {
+    let inward = raw.then(|| channels.inward());
+    let channels: &Channels = inward.as_ref().unwrap_or(channels);
     let mut open = Vec::new();
     for _ in 0..plan.connections {
         let (mut send, connection) = http1::handshake(TokioIo::new(channels.tls().await?)).await?;

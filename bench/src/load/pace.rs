@@ -14,6 +14,8 @@ use rustix::time::{
 };
 use tokio::{io::unix::AsyncFd, sync::Notify, time::Instant};
 
+use super::drive::Tally;
+
 /// Due times that nobody has taken yet, and their end.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
@@ -35,8 +37,15 @@ impl Queue {
     }
 }
 
-/// Hands out `rate` due times a second from `start` until `end`.
-pub(super) async fn keep(queue: Rc<Queue>, rate: f64, start: Instant, end: Instant) -> Result<()> {
+/// Hands out `rate` due times a second from `start` until `end`. How late it is with them is `tally`'s lag: time that a due
+/// time then waits for a free stream is the server's.
+pub(super) async fn keep(
+    queue: Rc<Queue>,
+    tally: Rc<Tally>,
+    rate: f64,
+    start: Instant,
+    end: Instant,
+) -> Result<()> {
     let timer = timerfd_create(
         TimerfdClockId::Monotonic,
         TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
@@ -61,6 +70,7 @@ pub(super) async fn keep(queue: Rc<Queue>, rate: f64, start: Instant, end: Insta
         if due > now {
             sleep(&timer, due - now).await?;
         }
+        tally.lag(due.elapsed());
         queue.due.borrow_mut().push_back(due);
         queue.more.notify_one();
         number += 1;

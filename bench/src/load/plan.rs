@@ -73,6 +73,8 @@ pub enum Work {
     Tunnels {
         /// How much on each.
         bytes: u64,
+        /// As kube-apiserver's own client, whose connections mvp passes as they are.
+        raw: bool,
     },
     /// `connections` times `streams` watches, and events that reach all of them.
     Watches {
@@ -98,6 +100,8 @@ pub struct Shot {
     pub accept: Option<String>,
     /// Bytes of the request's body.
     pub body: usize,
+    /// The body itself, JSON, where the server reads it.
+    pub json: Option<String>,
     /// With the `ETag` of an earlier answer, so that 304 is expected.
     pub conditional: bool,
 }
@@ -111,6 +115,7 @@ impl Shot {
             path: path.into(),
             accept: None,
             body: 0,
+            json: None,
             conditional: false,
         }
     }
@@ -122,6 +127,13 @@ impl Shot {
             body,
             ..Self::get(path)
         }
+    }
+
+    /// With a body that means something.
+    #[must_use]
+    pub fn saying(mut self, json: String) -> Self {
+        (self.body, self.json) = (json.len(), Some(json));
+        self
     }
 
     /// With a weight.
@@ -171,7 +183,7 @@ pub struct Outcome {
     pub seconds: f64,
     /// Latency of requests (open pace: from when they were due).
     pub latency: Curve,
-    /// How late this process itself was in sending (open pace): large means that the figures are about it.
+    /// How late this process itself handed out due times (open pace): large means that the figures are about it.
     pub lag: Curve,
 }
 

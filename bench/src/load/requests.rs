@@ -49,7 +49,13 @@ impl Requests<'_> {
             }
             Pace::Open(rate) => {
                 let queue = Rc::new(Queue::default());
-                let keeper = spawn_local(pace::keep(Rc::clone(&queue), rate, Instant::now(), end));
+                let keeper = spawn_local(pace::keep(
+                    Rc::clone(&queue),
+                    Rc::clone(&tally),
+                    rate,
+                    Instant::now(),
+                    end,
+                ));
                 volley(open, channels, &magazine, &tally, &Until::Queue(queue)).await?;
                 keeper.await??;
             }
@@ -185,9 +191,6 @@ async fn volley(
                 let Some(template) = magazine.next() else {
                     break;
                 };
-                if matches!(until, Until::Queue(_)) {
-                    tally.lag(due.elapsed());
-                }
                 if let Err(error) = shoot(&mut channel, template, due, &tally).await {
                     tally.failed(&error);
                     tokio::time::sleep(AFTER_FAILURE).await;

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::Path, time::Duration};
 
 use tokio::task::{LocalSet, spawn_local};
 
-use super::{Identity, Outcome, Pace, Plan, Shot, Silent, Work, origin, run};
+use super::{Identity, LOOPBACK_NAME, Outcome, Pace, Plan, Shot, Silent, Work, origin, run};
 use crate::pki::ClusterPki;
 
 const SHORT: Duration = Duration::from_millis(200);
@@ -27,10 +27,11 @@ fn against_an_origin(
 ) -> Vec<anyhow::Result<Outcome>> {
     let directory = tempfile::tempdir().unwrap();
     let pki = directory.path();
-    ClusterPki::new()
-        .unwrap()
-        .write(pki, &["127.0.0.1".parse().unwrap()])
-        .unwrap();
+    let cluster = ClusterPki::new().unwrap();
+    let addresses = ["127.0.0.1".parse().unwrap()];
+    cluster.write(pki, &addresses).unwrap();
+    let serving = cluster.serving_also(&[LOOPBACK_NAME], &addresses).unwrap();
+    serving.write(pki, "apiserver").unwrap();
     let free = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -143,6 +144,29 @@ fn an_open_pace_is_kept_whatever_the_answers_do() {
 }
 
 #[test]
+fn a_slow_server_is_not_the_askers_lateness() {
+    let outcomes = against_an_origin(|pki, to| {
+        vec![plan(
+            pki,
+            to,
+            false,
+            requests(
+                vec![Shot::get("/api/v1/pods?bytes=2000000")],
+                Pace::Open(500.0),
+            ),
+        )]
+    });
+    let outcome = outcomes[0].as_ref().unwrap();
+    assert_eq!(outcome.done, 100);
+    // 1 GB a second is more than this server gives: requests wait for a stream, and the asker has handed them out.
+    let (latency, lag) = (&outcome.latency, &outcome.lag);
+    assert!(
+        lag.at(50.0).unwrap() < latency.at(50.0).unwrap() / 2.0,
+        "{outcome:?}"
+    );
+}
+
+#[test]
 fn connections_readers_tunnels_and_watches_do_what_they_are_for() {
     let outcomes = against_an_origin(|pki, to| {
         vec![
@@ -158,7 +182,15 @@ fn connections_readers_tunnels_and_watches_do_what_they_are_for() {
                     hold: SHORT,
                 },
             ),
-            plan(pki, to, false, Work::Tunnels { bytes: 1 << 20 }),
+            plan(
+                pki,
+                to,
+                false,
+                Work::Tunnels {
+                    bytes: 1 << 20,
+                    raw: false,
+                },
+            ),
             plan(
                 pki,
                 to,
@@ -177,6 +209,15 @@ fn connections_readers_tunnels_and_watches_do_what_they_are_for() {
                     shot: Shot::get("/apis"),
                 },
             ),
+            plan(
+                pki,
+                to,
+                false,
+                Work::Tunnels {
+                    bytes: 1 << 20,
+                    raw: true,
+                },
+            ),
         ]
     });
     let outcomes: Vec<Outcome> = outcomes.into_iter().map(Result::unwrap).collect();
@@ -191,4 +232,5 @@ fn connections_readers_tunnels_and_watches_do_what_they_are_for() {
     // Two connections of three watches, three events each.
     assert_eq!(outcomes[4].done, 18);
     assert_eq!(outcomes[5].done, 2);
+    assert_eq!((outcomes[6].done, outcomes[6].bytes >> 20), (2, 2));
 }

@@ -90,6 +90,30 @@ fn a_page_stands_alone_and_holds_nothing_unescaped() {
 }
 
 #[test]
+fn a_run_without_small_requests_leaves_the_readmes_chart() {
+    let directory = tempfile::tempdir().unwrap();
+    write(&results(), directory.path()).unwrap();
+    let chart = || fs::read_to_string(directory.path().join("cpu.svg")).unwrap();
+    let before = chart();
+    let mut other = results();
+    other.measured.retain(|it| it.scenario == "idle-100");
+    write(&other, directory.path()).unwrap();
+    assert_eq!(chart(), before);
+}
+
+#[test]
+fn places_that_copy_are_told() {
+    let mut results = results();
+    for sample in results.measured[0].samples.get_mut("mvp").unwrap() {
+        sample.copied = vec![("a::<b>::c".to_owned(), 1.0), ("d::e".to_owned(), 0.5)];
+    }
+    let text = markdown(&results);
+    let wanted = "mvp copies, bytes for each forwarded: `1.00 a::<b>::c`, `0.50 d::e`";
+    assert_eq!(text.matches(wanted).count(), 1, "{text}");
+    assert!(!html(&results).contains("<b>"));
+}
+
+#[test]
 fn what_grows_is_told_with_its_slope() {
     let mut results = results();
     assert_eq!(curves::markdown(&results), "");
@@ -119,4 +143,7 @@ fn what_grows_is_told_with_its_slope() {
         "{text}"
     );
     assert!(curves::slope(&[]).abs() < 1e-9);
+    let page = html(&results);
+    assert!(page.contains("Peak memory over busy connections, MiB"));
+    assert!(!page.contains("CPU per event over watches"));
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Against, Kind, SMALL, Scenario};
+use super::{Against, Kind, Scenario, table::SMALL};
 use crate::load::Shot;
 
 /// Name, connections, streams on each.
