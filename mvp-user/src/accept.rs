@@ -2,7 +2,10 @@
 //!
 //! Not for requests (`serve`), nor for who the client is (`identity`).
 
-use std::{future::poll_fn, io, net::SocketAddr, rc::Rc, sync::Arc, task::Poll, time::Duration};
+use std::{
+    collections::HashSet, future::poll_fn, io, net::SocketAddr, rc::Rc, sync::Arc, task::Poll,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use prometheus_client::registry::Registry;
@@ -25,6 +28,7 @@ mod hello;
 mod metrics;
 mod node;
 mod room;
+mod seats;
 #[cfg(test)]
 mod tests;
 mod watched;
@@ -34,6 +38,7 @@ use metrics::Metrics;
 pub use metrics::Outcome;
 use node::NodeAddresses;
 pub use room::{Bound, Room, Slot};
+use seats::{Arrival, Handed, Load, Seats, TAKE_BACK};
 pub use watched::Watched;
 
 /// For the handshake as a whole: kube-apiserver's (its read header time-out), so that slow smart cards still get in.
@@ -44,7 +49,7 @@ const KEEPALIVE: Duration = Duration::from_mins(3);
 pub const LINGER: Duration = Duration::from_secs(3);
 /// How soon an acceptor that has no room looks whether there is some.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// And for at most this long: half-open handshakes may be those of a SYN flood, or of another listener.
+/// And for at most this long: half-open handshakes may be those of a SYN flood.
 pub const LINGER_AT_MOST: Duration = Duration::from_secs(15);
 
 /// Why a connection is passed on byte for byte.
@@ -107,6 +112,7 @@ pub struct Acceptor {
     tls: Arc<Tls>,
     table: Arc<Table>,
     room: Arc<Room>,
+    seats: Seats,
     node: NodeAddresses,
     metrics: Metrics,
     secure_port: u16,
@@ -120,6 +126,7 @@ impl Acceptor {
             tls,
             table,
             room: Arc::new(Room::new(bound)),
+            seats: Seats::default(),
             node: NodeAddresses::default(),
             metrics: Metrics::default(),
             secure_port,
@@ -137,7 +144,8 @@ impl Acceptor {
         self.room.register(registry);
     }
 
-    /// Accepts from `listeners`; each connection becomes a task of `handler` on this thread. When `stop` becomes true
+    /// Accepts from `listeners`; each connection becomes a task of `handler` on this thread, or, if this one has far more,
+    /// on that one of all that run this that has the fewest. When `stop` becomes true
     /// (steering is off by then), it goes on until what was on its way has been accepted, and closes the listeners.
     /// Returns the connections still open; dropping them ends them. Must be called inside a `LocalSet`.
     pub async fn run<H, F>(
@@ -152,6 +160,7 @@ impl Acceptor {
     {
         let handler = Rc::new(handler);
         let mut tasks = JoinSet::new();
+        let (load, mut inbox) = self.seats.sit();
         let mut ports: Vec<u16> = listeners
             .iter()
             .filter_map(|listener| listener.local_addr().ok())
@@ -159,6 +168,8 @@ impl Acceptor {
             .collect();
         ports.push(self.secure_port);
         let mut stopping: Option<Instant> = None;
+        // Handshakes that may have begun with us: what begins after the stop is kube-apiserver's.
+        let mut begun = HashSet::new();
         let mut waiting = false;
         let mut tick = interval(Duration::from_millis(200));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -175,9 +186,13 @@ impl Acceptor {
                 biased;
                 _ = tick.tick(), if stopping.is_some() => {
                     let since = stopping.map_or(Duration::ZERO, |since| since.elapsed());
+                    if since >= LINGER {
+                        let still = room::half_open(&ports);
+                        begun.retain(|ends| still.contains(ends));
+                    }
                     if since >= LINGER_AT_MOST
-                        || (since >= LINGER && room::half_open(&ports) == 0 && queues_are_empty(&listeners, &mut |accepted| {
-                            self.start(accepted, &mut tasks, &handler);
+                        || (since >= LINGER && begun.is_empty() && queues_are_empty(&listeners, &mut |accepted| {
+                            self.place(accepted, &load, &mut tasks, &handler);
                         }).await)
                     {
                         break;
@@ -187,11 +202,13 @@ impl Acceptor {
                     // A sender that is gone cannot stop us any more; that is a stop too.
                     drop(stopped);
                     stopping = Some(Instant::now());
+                    begun = room::half_open(&ports);
                 }
+                Some(handed) = inbox.recv() => self.take(&handed, &mut tasks, &handler),
                 // Connections of other threads end unseen here.
                 () = sleep(LOOK_AGAIN), if full => {}
                 accepted = accept(&listeners), if !full => match accepted {
-                    Ok(accepted) => self.start(accepted, &mut tasks, &handler),
+                    Ok(accepted) => self.place(accepted, &load, &mut tasks, &handler),
                     Err(error) => self.accept_failed(&error).await,
                 },
                 Some(ended) = tasks.join_next() => {
@@ -201,34 +218,95 @@ impl Acceptor {
                 }
             }
         }
+        inbox.close();
+        while let Some(handed) = inbox.recv().await {
+            self.take(&handed, &mut tasks, &handler);
+        }
         tasks
     }
 
-    fn start<H, F>(
+    /// Begins with a connection here, or has a thread begin with it that has far fewer.
+    fn place<H, F>(
         self: &Arc<Self>,
         (stream, peer): (TcpStream, SocketAddr),
+        load: &Load,
         tasks: &mut JoinSet<()>,
         handler: &Rc<H>,
     ) where
         H: Fn(Connection) -> F + 'static,
         F: Future<Output = ()> + 'static,
     {
-        let slot = self.room.enter();
-        let acceptor = Arc::clone(self);
-        let handler = Rc::clone(handler);
+        let mut slot = self.room.enter();
+        let Some(seat) = self.seats.elsewhere(load) else {
+            slot.belongs_to(load);
+            self.start((stream, peer, slot), tasks, handler);
+            return;
+        };
+        let handed = match seat.hand(stream, peer, slot) {
+            Ok(handed) => handed,
+            Err(error) => return self.lost(&error),
+        };
+        let (acceptor, handler, load) = (Arc::clone(self), Rc::clone(handler), load.clone());
         tasks.spawn_local(async move {
-            let peer = canonical(peer);
-            match Box::pin(acceptor.prepare(stream, peer, slot)).await {
-                Ok((connection, outcome)) => {
-                    acceptor.metrics.count(outcome);
-                    handler(connection).await;
-                }
-                Err(failure) => {
-                    tracing::debug!(%peer, why = %failure.detail, "no TLS connection with a client");
-                    acceptor.metrics.count(failure.outcome);
+            sleep(TAKE_BACK).await;
+            if let Some(mut arrival) = handed.take() {
+                arrival.slot.belongs_to(&load);
+                match arrival.begin() {
+                    Ok(arrived) => acceptor.tend(arrived, &*handler).await,
+                    Err(error) => acceptor.lost(&error),
                 }
             }
         });
+    }
+
+    /// Begins with what another thread has accepted, unless it has taken it back.
+    fn take<H, F>(self: &Arc<Self>, handed: &Handed, tasks: &mut JoinSet<()>, handler: &Rc<H>)
+    where
+        H: Fn(Connection) -> F + 'static,
+        F: Future<Output = ()> + 'static,
+    {
+        match handed.take().map(Arrival::begin) {
+            None => {}
+            Some(Ok(arrived)) => self.start(arrived, tasks, handler),
+            Some(Err(error)) => self.lost(&error),
+        }
+    }
+
+    fn start<H, F>(
+        self: &Arc<Self>,
+        arrived: (TcpStream, SocketAddr, Slot),
+        tasks: &mut JoinSet<()>,
+        handler: &Rc<H>,
+    ) where
+        H: Fn(Connection) -> F + 'static,
+        F: Future<Output = ()> + 'static,
+    {
+        let (acceptor, handler) = (Arc::clone(self), Rc::clone(handler));
+        tasks.spawn_local(async move { acceptor.tend(arrived, &*handler).await });
+    }
+
+    async fn tend<H, F>(&self, (stream, peer, slot): (TcpStream, SocketAddr, Slot), handler: &H)
+    where
+        H: Fn(Connection) -> F,
+        F: Future<Output = ()>,
+    {
+        let peer = canonical(peer);
+        match Box::pin(self.prepare(stream, peer, slot)).await {
+            Ok((connection, outcome)) => {
+                self.metrics.count(outcome);
+                handler(connection).await;
+            }
+            Err(failure) => {
+                tracing::debug!(%peer, why = %failure.detail, "no TLS connection with a client");
+                self.metrics.count(failure.outcome);
+            }
+        }
+    }
+
+    /// An accepted connection that no event loop takes.
+    fn lost(&self, error: &io::Error) {
+        tracing::debug!(%error, "accept");
+        self.metrics.count(Outcome::AcceptError);
     }
 
     /// Out of descriptors or memory: what is queued stays queued, the steerer is told, and the loop goes on.

@@ -1,6 +1,7 @@
 //! How many client connections there are, and whether the kernel has refused one for lack of room.
 
 use std::{
+    collections::HashSet,
     fs, io,
     sync::{
         Arc,
@@ -11,6 +12,8 @@ use std::{
 
 use prometheus_client::{metrics::gauge::Gauge, registry::Registry};
 use tokio::time::Instant;
+
+use super::seats::{Load, Loaded};
 
 /// How many client connections there may be (`--max-connections`), and who sees to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,7 +83,10 @@ impl Room {
 
     pub(super) fn enter(self: &Arc<Self>) -> Slot {
         self.open.inc();
-        Slot(Arc::clone(self))
+        Slot {
+            room: Arc::clone(self),
+            thread: None,
+        }
     }
 
     pub(super) fn register(&self, registry: &mut Registry) {
@@ -94,11 +100,22 @@ impl Room {
 
 /// One client connection, counted until it is dropped.
 #[derive(Debug)]
-pub struct Slot(Arc<Room>);
+pub struct Slot {
+    room: Arc<Room>,
+    /// Counted there as well.
+    thread: Option<Loaded>,
+}
+
+impl Slot {
+    /// From now on it is one of that thread's.
+    pub(super) fn belongs_to(&mut self, thread: &Load) {
+        self.thread = Some(thread.one_more());
+    }
+}
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.open.dec();
+        self.room.open.dec();
     }
 }
 
@@ -116,31 +133,28 @@ pub(super) fn is_exhaustion(error: &io::Error) -> bool {
         })
 }
 
+/// Both ends of a connection, as the kernel writes them.
+pub(super) type Ends = (String, String);
+
 /// Handshakes that the kernel has not finished yet on any of these local ports (state `SYN_RECV`). A steered one is
 /// listed under the port that the client dialled, like one of kube-apiserver's own.
-pub(super) fn half_open(ports: &[u16]) -> usize {
-    ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"]
-        .into_iter()
-        .filter_map(|file| fs::read_to_string(file).ok())
-        .map(|table| {
-            table
-                .lines()
-                .skip(1)
-                .filter(|line| is_half_open(line, ports))
-                .count()
-        })
-        .sum()
+pub(super) fn half_open(ports: &[u16]) -> HashSet<Ends> {
+    let mut found = HashSet::new();
+    for file in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
+        let table = fs::read_to_string(file).unwrap_or_default();
+        let lines = table.lines().skip(1);
+        found.extend(lines.filter_map(|line| ends_if_half_open(line, ports)));
+    }
+    found
 }
 
-fn is_half_open(line: &str, ports: &[u16]) -> bool {
+fn ends_if_half_open(line: &str, ports: &[u16]) -> Option<Ends> {
     // "sl local_address rem_address st ...", addresses as hex ADDRESS:PORT (Documentation/networking/proc_net_tcp.rst)
     let mut fields = line.split_ascii_whitespace().skip(1);
-    let port = fields
-        .next()
-        .and_then(|local| local.rsplit_once(':'))
-        .and_then(|(_, port)| u16::from_str_radix(port, 16).ok());
-    let state = fields.nth(1);
-    state == Some("03") && port.is_some_and(|port| ports.contains(&port))
+    let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
+    let (_, port) = local.rsplit_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    (state == "03" && ports.contains(&port)).then(|| (local.to_owned(), remote.to_owned()))
 }
 
 #[cfg(test)]
@@ -150,9 +164,11 @@ mod tests {
     #[test]
     fn half_open_handshakes_are_counted_by_local_port() {
         let line = "   1: 0100007F:192B 0100007F:C350 03 00000000:00000000 01:00000063 00000000     0        0 0 1";
-        assert!(is_half_open(line, &[6443]));
-        assert!(!is_half_open(line, &[6444]));
-        assert!(!is_half_open(&line.replace(" 03 ", " 01 "), &[6443]));
+        let ends = ("0100007F:192B".to_owned(), "0100007F:C350".to_owned());
+        assert_eq!(ends_if_half_open(line, &[6443]), Some(ends));
+        assert_eq!(ends_if_half_open(line, &[6444]), None);
+        let established = line.replace(" 03 ", " 01 ");
+        assert_eq!(ends_if_half_open(&established, &[6443]), None);
     }
 
     #[test]

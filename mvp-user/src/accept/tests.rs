@@ -19,6 +19,8 @@ use crate::{
     tls::{Presenting, Protocol, fixtures::Pki},
 };
 
+mod threads;
+
 /// An acceptor with one listener, and the connections that it yields.
 struct Rig {
     pki: Pki,
