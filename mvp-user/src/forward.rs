@@ -120,11 +120,38 @@ impl Outbound {
         caller: &Caller,
         names: &RequestHeaders,
     ) -> Result<Self, &'static str> {
-        let (mut head, body) = request.into_parts();
+        let (head, body) = request.into_parts();
+        let body = if http_body::Body::is_end_stream(&body) {
+            Source::Empty
+        } else {
+            Source::Kept(Keeper::new(body))
+        };
+        Self::of(head, body, from, info, caller, names)
+    }
+
+    /// The same of a request that has no body.
+    pub fn bare(
+        head: Parts,
+        from: &From,
+        info: &RequestInfo,
+        caller: &Caller,
+        names: &RequestHeaders,
+    ) -> Result<Self, &'static str> {
+        Self::of(head, Source::Empty, from, info, caller, names)
+    }
+
+    fn of(
+        mut head: Parts,
+        body: Source,
+        from: &From,
+        info: &RequestInfo,
+        caller: &Caller,
+        names: &RequestHeaders,
+    ) -> Result<Self, &'static str> {
         let version = head.version;
         let marked = head
             .headers
-            .get(headers::MARKER)
+            .remove(headers::MARKER)
             .is_some_and(|it| it == "true");
         let vouched = match caller {
             Caller::FrontProxy if marked => Vouched::Marked,
@@ -140,7 +167,6 @@ impl Outbound {
             headers::is_end_to_end(name) || identity::is_identity_header(name, names)
         });
         headers::forwarded_for(headers, &from.address);
-        headers.remove(headers::MARKER);
         if upgrade.is_some() && vouched != Vouched::No {
             headers::drop_token_protocols(headers);
         }
@@ -151,11 +177,6 @@ impl Outbound {
         if let Some(gate) = gate {
             head.extensions.insert(gate);
         }
-        let body = if http_body::Body::is_end_stream(&body) {
-            Source::Empty
-        } else {
-            Source::Kept(Keeper::new(body))
-        };
         Ok(Self {
             head,
             body,

@@ -38,6 +38,7 @@ mod conn;
 mod metrics;
 mod patience;
 mod recent;
+mod seldom;
 mod self_check;
 mod taken_back;
 pub mod traffic;
@@ -49,6 +50,8 @@ pub use self_check::SelfCheck;
 
 /// How long the double check may take (design 5.2).
 const REFRESH_WITHIN: Duration = Duration::from_secs(2);
+/// What a thread's farewell says in the end: it is also for who arrives later.
+pub const LAST_FAREWELL: u64 = u64::MAX;
 /// How often closed connections of the pool are forgotten.
 const SWEEP: Duration = Duration::from_secs(30);
 
@@ -96,7 +99,8 @@ struct Joint {
 struct Gone;
 
 impl Thread {
-    /// A thread without connections; whenever `leave` changes, the clients connected by then are asked to go.
+    /// A thread without connections; whenever `leave` changes, the clients connected by then are asked to go, and at
+    /// [`LAST_FAREWELL`] later ones too.
     pub fn new(shared: Arc<Shared>, leave: watch::Receiver<u64>) -> Rc<Self> {
         let pool = Pool::new(Arc::clone(&shared.dialer));
         let forward = Forward::new(pool, shared.prober.clone(), Arc::clone(&shared.table));
@@ -196,7 +200,9 @@ impl Thread {
     fn welcome(self: Rc<Self>, connection: Box<TlsConnection>) -> impl Future<Output = ()> {
         let visit = Rc::new(Visit::new(self, &connection));
         let mut leave = visit.thread.leave.clone();
-        leave.mark_unchanged();
+        if *leave.borrow() != LAST_FAREWELL {
+            leave.mark_unchanged();
+        }
         let TlsConnection { io, h2, slot, .. } = *connection;
         let served: LocalBoxFuture<'static, ()> = if h2 {
             let (socket, tls) = io.into_inner();
@@ -257,7 +263,7 @@ impl Visit {
             let local_down = shared.config.local_down;
             route::decide(&ask.info, &ask.asker, evidence, &shared.table, local_down)
         };
-        let mine = shared.self_check.asks(request.headers());
+        let mine = shared.self_check.asks(&request);
         let mut ask = match self.ask(request) {
             Ok(ask) => ask, // who asks, and for what
             Err(refusal) => return Ok(*refusal),

@@ -384,6 +384,10 @@ impl io::Write for Socket<'_, '_> {
     }
 
     fn write_vectored(&mut self, bufs: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        // One record, as most often: send(2), which has less to look at than writev(2).
+        if let [only] = bufs {
+            return self.write(only);
+        }
         now(Pin::new(&mut *self.0).poll_write_vectored(self.1, bufs))
     }
 

@@ -148,7 +148,7 @@ async fn ask_self(parts: &Parts, listener: SocketAddr) -> Result<(), Failed> {
     let stream = judge::handshake(&parts.tls, stream).await?;
     let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let connection = spawn_local(connection);
-    let request = Request::get("/livez")
+    let request = Request::get(SelfCheck::PATH)
         .header(http::header::HOST, "localhost")
         .header(SelfCheck::HEADER, parts.shared.self_check.token())
         .body(Body::Empty)?;

@@ -13,9 +13,17 @@ use crate::api::PEER_PROXIED;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
+/// What belongs to one connection, beside `TE`.
+static HOP_BY_HOP: [HeaderName; 8] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    HeaderName::from_static("http2-settings"),
+    header::PROXY_AUTHORIZATION,
+    header::PROXY_AUTHENTICATE,
+    header::UPGRADE,
+    header::TRANSFER_ENCODING,
+];
 /// Marks a rerouted request (KEP-4020).
 pub(super) const MARKER: HeaderName = HeaderName::from_static(PEER_PROXIED);
 /// Bearer tokens of browsers (`k8s.io/apiserver/pkg/authentication/request/websocket/protocol.go`).
@@ -61,7 +69,8 @@ pub(super) fn strip_hop_by_hop(
     kept: impl Fn(&HeaderName) -> bool,
 ) {
     headers.remove(header::TE);
-    if version == Version::HTTP_2 {
+    // Nearly always there is none of them, and to look at what is there costs less than to look each of them up.
+    if version == Version::HTTP_2 || !headers.keys().any(|name| HOP_BY_HOP.contains(name)) {
         return;
     }
     if let Entry::Occupied(connection) = headers.entry(header::CONNECTION) {
@@ -84,19 +93,12 @@ pub(super) fn strip_hop_by_hop(
             }
         }
     }
-    for name in [
-        KEEP_ALIVE,
-        PROXY_CONNECTION,
-        HTTP2_SETTINGS,
-        header::PROXY_AUTHORIZATION,
-        header::PROXY_AUTHENTICATE,
-        header::UPGRADE,
-    ] {
-        headers.remove(name);
-    }
     // Hyper has judged both already and drops the length if there are both.
-    if headers.remove(header::TRANSFER_ENCODING).is_some() {
+    if headers.contains_key(header::TRANSFER_ENCODING) {
         headers.remove(header::CONTENT_LENGTH);
+    }
+    for name in &HOP_BY_HOP {
+        headers.remove(name);
     }
 }
 

@@ -219,6 +219,25 @@ fn connection_takes_away_nothing_that_says_who_asks() {
 }
 
 #[test]
+fn each_header_of_a_connection_goes_though_it_be_the_only_one() {
+    for name in [
+        "te",
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "http2-settings",
+        "proxy-authorization",
+        "proxy-authenticate",
+        "upgrade",
+        "transfer-encoding",
+    ] {
+        let mut headers = map(&[("accept", "*/*"), (name, "x")]);
+        headers::strip_hop_by_hop(&mut headers, Version::HTTP_11, |_| false);
+        assert_eq!(headers.keys().collect::<Vec<_>>(), ["accept"], "{name}");
+    }
+}
+
+#[test]
 fn an_ipv4_client_of_an_ipv6_socket_is_written_as_ipv4() {
     let mapped: std::net::IpAddr = "::ffff:10.0.0.9".parse().unwrap();
     assert_eq!(headers::address_value(mapped), "10.0.0.9");

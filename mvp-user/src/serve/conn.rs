@@ -14,13 +14,14 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     sync::watch,
     task::spawn_local,
-    time::{MissedTickBehavior, interval},
+    time::{Interval, MissedTickBehavior, interval},
 };
 use tokio_rustls::server::TlsStream;
 
 use super::{
     Visit,
     patience::{IDLE, Patience},
+    seldom::Seldom,
 };
 use crate::{
     accept::Watched,
@@ -68,7 +69,7 @@ pub(super) async fn serve_h1(
     let unread = io.unread();
     let mut connection = pin!(
         http1::Builder::new()
-            .timer(Patience(io.read()))
+            .timer(Patience::new(io.read()))
             .header_read_timeout(IDLE)
             .max_headers(MAX_HEADER_LINES)
             .max_header_size(MAX_HEADERS as usize)
@@ -76,6 +77,8 @@ pub(super) async fn serve_h1(
             .serve_connection(TokioIo::new(io), service)
             .with_upgrades()
     );
+    let asked = pin!(leave.changed());
+    let mut asked = Seldom::new(asked);
     let mut leaving = false;
     loop {
         tokio::select! {
@@ -87,7 +90,7 @@ pub(super) async fn serve_h1(
                 report(&visit, end);
                 return;
             }
-            asked = leave.changed(), if !leaving => {
+            asked = &mut asked, if !leaving => {
                 // Fails only if whoever asks is gone.
                 leaving = true;
                 if asked.is_ok() {
@@ -126,26 +129,34 @@ pub(super) async fn serve_h2(
     let mut tick = interval(IDLE_TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        tokio::select! {
+        let event = pin!(event(&visit, &mut leave, leaving, &mut tick));
+        let event = tokio::select! {
             biased;
             end = poll_fn(|cx| driven(connection.as_mut(), &outlet, cx)) => {
                 report(&visit, end);
                 return;
             }
-            () = visit.taken_back.flood() => {
+            event = Seldom::new(event) => event,
+        };
+        match event {
+            Event::Flood => {
                 tracing::debug!(client = %visit.client, "Too many requests were taken back: the connection is closed");
                 return;
             }
-            () = visit.farewell.notified() => connection.as_mut().graceful_shutdown(),
-            asked = leave.changed(), if !leaving => {
+            Event::Farewell => connection.as_mut().graceful_shutdown(),
+            Event::Leave { asked } => {
                 leaving = true;
-                if asked.is_ok() {
+                if asked {
                     connection.as_mut().graceful_shutdown();
                 }
             }
-            _ = tick.tick() => {
+            Event::Tick => {
                 let served = visit.answers.get();
-                idle = if streams.0.get() == 0 && served == answers { idle + 1 } else { 0 };
+                idle = if streams.0.get() == 0 && served == answers {
+                    idle + 1
+                } else {
+                    0
+                };
                 answers = served;
                 if idle > IDLE_TICKS + 1 {
                     // Asked to go one tick ago: h2 waits without end for the answer to the PING behind its GOAWAY.
@@ -157,6 +168,33 @@ pub(super) async fn serve_h2(
                 }
             }
         }
+    }
+}
+
+/// What happens to a connection beside its requests.
+enum Event {
+    /// Too many of them were taken back.
+    Flood,
+    /// One of them asks for its end.
+    Farewell,
+    /// The thread does, or it cannot any more.
+    Leave { asked: bool },
+    /// A look at whether it is used.
+    Tick,
+}
+
+async fn event(
+    visit: &Visit,
+    leave: &mut watch::Receiver<u64>,
+    leaving: bool,
+    tick: &mut Interval,
+) -> Event {
+    tokio::select! {
+        biased;
+        () = visit.taken_back.flood() => Event::Flood,
+        () = visit.farewell.notified() => Event::Farewell,
+        asked = leave.changed(), if !leaving => Event::Leave { asked: asked.is_ok() },
+        _ = tick.tick() => Event::Tick,
     }
 }
 

@@ -1,6 +1,6 @@
 //! How mvp recognises the request that it sends to itself (design 2, dead man's switch).
 
-use http::{HeaderMap, HeaderName, HeaderValue, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use rustls::crypto::aws_lc_rs;
 
 use crate::{body::Body, route::Decision};
@@ -14,6 +14,9 @@ pub struct SelfCheck {
 impl SelfCheck {
     /// Carries the token, in the request and in the answer.
     pub const HEADER: HeaderName = HeaderName::from_static("x-mvp-self-check");
+
+    /// What is asked for.
+    pub const PATH: &str = "/livez";
 
     /// Draws a token.
     ///
@@ -43,10 +46,13 @@ impl SelfCheck {
     }
 
     /// Whether a request is the self-request.
-    pub fn asks(&self, headers: &HeaderMap) -> bool {
-        headers
-            .get(&Self::HEADER)
-            .is_some_and(|value| same(value, &self.token))
+    pub fn asks<B>(&self, request: &Request<B>) -> bool {
+        // No other request is searched for the header.
+        request.uri().path() == Self::PATH
+            && request
+                .headers()
+                .get(&Self::HEADER)
+                .is_some_and(|value| same(value, &self.token))
     }
 
     /// Whether an answer came from this process. The answer's token is the request's reversed, so that an echo is none.
@@ -82,10 +88,15 @@ mod tests {
     #[test]
     fn only_the_token_of_this_process_asks_and_answers() {
         let (mine, theirs) = (SelfCheck::new().unwrap(), SelfCheck::new().unwrap());
-        let mut headers = HeaderMap::new();
-        assert!(!mine.asks(&headers));
-        headers.insert(SelfCheck::HEADER, mine.token());
-        assert!(mine.asks(&headers) && !theirs.asks(&headers));
-        assert!(!mine.answered(&headers), "an echo is no answer");
+        let mut request = Request::new(());
+        *request.uri_mut() = http::Uri::from_static(SelfCheck::PATH);
+        assert!(!mine.asks(&request));
+        request
+            .headers_mut()
+            .insert(SelfCheck::HEADER, mine.token());
+        assert!(mine.asks(&request) && !theirs.asks(&request));
+        assert!(!mine.answered(request.headers()), "an echo is no answer");
+        *request.uri_mut() = http::Uri::from_static("/readyz");
+        assert!(!mine.asks(&request), "asked for something else");
     }
 }

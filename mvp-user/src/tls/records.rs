@@ -133,6 +133,10 @@ impl AsyncWrite for RecordStream {
         context: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        // One record, as most often: send(2), which has less to look at than writev(2).
+        if let [only] = bytes {
+            return self.poll_write(context, only);
+        }
         Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
     }
 

@@ -4,7 +4,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -36,7 +36,7 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 /// A verified TLS connection to an API server.
 pub type Stream = TlsStream<RecordStream>;
 
-/// Lets one exact connection pass steering, for locals that cannot be reached from the exempt IPv4 source (design 2).
+/// Lets one exact connection pass steering, for a local at `::1`, which can be reached from no exempt source (design 2).
 ///
 /// Given by `steer`; the direct mode has none and needs none.
 pub trait Exempt: Send + Sync {
@@ -113,7 +113,7 @@ impl std::fmt::Debug for Dialer {
 }
 
 impl Dialer {
-    /// A dialer; `exempt` is needed only where local has no IPv4 address.
+    /// A dialer; `exempt` is needed only where local is `::1`.
     pub const fn new(
         exempt_source: Ipv4Addr,
         tls: Arc<Tls>,
@@ -187,8 +187,12 @@ impl Dialer {
             IpAddr::V4(_) => {
                 // The port is chosen at connect(), where only the whole four-tuple must be unique: others' connections from
                 // this port range do not count. Our own to this one destination are bounded by it (28,000).
-                setsockopt(socket, sockopt::IpBindAddressNoPort, &true)?;
-                socket.bind(&SockAddr::from(SocketAddr::from((self.exempt_source, 0))))
+                bind_without_port(socket, self.exempt_source.into())
+            }
+            // To this node's other addresses this one leads as well, and the steering program of every mvp knows it: while one
+            // replaces another, neither may take the other's connections, which would go from one to the other for ever.
+            IpAddr::V6(address) if !address.is_loopback() => {
+                bind_without_port(socket, Ipv6Addr::LOCALHOST.into())
             }
             IpAddr::V6(address) => {
                 let Some(exempt) = &self.exempt else {
@@ -204,6 +208,11 @@ impl Dialer {
             }
         }
     }
+}
+
+fn bind_without_port(socket: &Socket, address: IpAddr) -> io::Result<()> {
+    setsockopt(socket, sockopt::IpBindAddressNoPort, &true)?;
+    socket.bind(&SockAddr::from(SocketAddr::new(address, 0)))
 }
 
 /// Options of every connection that carries traffic, on either side: small writes go out at once, dead ends are noticed.

@@ -50,6 +50,14 @@ pub(super) const MAX_STREAMS: usize = 100;
 const MAX_REQUESTS: u32 = 1 << 29;
 /// What an upstream may send ahead on one stream; kube-apiserver's own (`secure_serving.go`).
 const STREAM_WINDOW: u32 = 256 * 1024;
+/// What an upstream may send in one DATA frame: each is parsed, queued and waked for once, so that a long list in frames of
+/// the least size (16 KiB) takes a sixth more CPU. kube-apiserver allows its own clients 1 MiB.
+const FRAME: u32 = 64 * 1024;
+/// The h2 crate bounds the number of an answer's header frames by this divided by [`FRAME`], and a quarter more; servers write
+/// frames of the least size, so that [`MAX_HEADERS`] have to fit into as many of those.
+const HTTP2_HEADERS: u32 = MAX_HEADERS * (FRAME / LEAST_FRAME);
+/// What everybody takes (RFC 9113, 6.5.2).
+const LEAST_FRAME: u32 = 16 * 1024;
 /// So many stalled readers leave the window for others to go on.
 #[expect(clippy::cast_possible_truncation, reason = "100")]
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * (MAX_STREAMS as u32 + 1);
@@ -126,13 +134,14 @@ impl Link {
             .initial_max_send_streams(NO_SETTINGS_YET)
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_header_list_size(MAX_HEADERS)
+            .max_header_list_size(HTTP2_HEADERS)
             .max_concurrent_reset_streams(REMEMBERED_RESETS)
             // Each frame that still comes for a forgotten stream counts, for as long as the connection lives, and at the
             // 1,025th h2 would end it with everybody's watches. A server that we chose and verified need not be calmed.
             .max_local_error_reset_streams(None)
             .data_frame_budget(SMALL_FRAMES)
             .enable_push(false)
+            .max_frame_size(FRAME)
             .handshake::<_, Bytes>(wire)
             .await?;
         let settled = poll_fn(|cx| match driven(Pin::new(&mut connection), &outlet, cx) {
