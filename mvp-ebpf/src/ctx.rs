@@ -107,6 +107,18 @@ impl<'a> Connection<'a> {
     pub(crate) fn remote_v4(self) -> u32 {
         field!(self, remote_ip4)
     }
+
+    /// Whether it comes from `::1` and goes to another address: the kernel makes nobody's so who has not bound to it.
+    #[inline(always)]
+    pub(crate) fn leaves_v6_loopback(self) -> bool {
+        is_v6_loopback(self.remote_addr()) && !is_v6_loopback(self.local_addr())
+    }
+}
+
+/// Word by word: a comparison of arrays may become a call.
+#[inline(always)]
+const fn is_v6_loopback([first, second, third, fourth]: [u32; 4]) -> bool {
+    (first | second | third) == 0 && fourth == 1_u32.to_be()
 }
 
 /// The value of a key of `WORDS` words, of which a map may read less than the last.

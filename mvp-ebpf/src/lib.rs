@@ -32,7 +32,7 @@ pub mod maps {
     pub const LISTENERS: &str = "LISTENERS";
     /// Nanoseconds of `CLOCK_MONOTONIC` per slot; 0 is an unused slot.
     pub const HEARTBEATS: &str = "HEARTBEATS";
-    /// `SteerKey` of the remote end (address and port) of mvp's own IPv6 connections.
+    /// `SteerKey` of the remote end (address and port) of mvp's own connections to `::1`.
     pub const EXEMPT_TUPLES: &str = "EXEMPT_TUPLES";
     /// IPv4 sources that are never steered.
     pub const EXEMPT_V4: &str = "EXEMPT_V4";
@@ -219,7 +219,7 @@ pub enum Outcome {
     Off = 3,
     /// mvp has no room for more connections.
     Full = 4,
-    /// From mvp's own source address.
+    /// From mvp's own source address; in IPv6 from `::1` to another address.
     ExemptSource = 5,
     /// From an exact address and port that mvp announced.
     ExemptTuple = 6,

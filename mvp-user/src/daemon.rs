@@ -18,7 +18,6 @@ use prometheus_client::metrics::counter::Counter;
 use sd_notify::NotifyState;
 use tokio::{
     runtime,
-    signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
     task::{JoinHandle, LocalSet, spawn_local},
     time::timeout,
@@ -54,12 +53,14 @@ mod desk;
 pub mod existing;
 pub mod pulse;
 mod service;
+mod signals;
 pub mod steering;
 #[cfg(test)]
 mod tests;
 
 use data_thread::DataThread;
 use desk::Desk;
+pub use signals::hold as hold_signals;
 use steering::Helm;
 
 /// A drain lasts so long where connections are there: [`LINGER`], and a moment to answer what came last.
@@ -323,7 +324,7 @@ impl House {
 
         service::tell(&[NotifyState::Ready]);
         spawn_local(service::keep_informed(desk, self.helm.clone()));
-        wait_for_signal().await?;
+        signals::wait().await?;
         tracing::info!("Stopping");
         service::tell(&[NotifyState::Stopping, NotifyState::Status("draining")]);
         draining.send_replace(true);
@@ -348,7 +349,7 @@ impl House {
                     );
                 }
             }
-            again = wait_for_signal() => {
+            again = signals::wait() => {
                 again?;
                 tracing::warn!(
                     connections = connections(),
@@ -435,8 +436,12 @@ impl House {
             self.helm.clone(),
         );
         spawn_local(async move { steering::watch_listeners(&parts, &keys, &helm).await });
-        let (parts, helm) = (Rc::clone(&self.parts), self.helm.clone());
-        spawn_local(async move { existing::tend(&parts, &helm).await });
+        let (parts, program, helm) = (
+            Rc::clone(&self.parts),
+            Arc::clone(steering),
+            self.helm.clone(),
+        );
+        spawn_local(async move { existing::tend(&parts, &program, &helm).await });
         if steer::log_is_wanted() {
             let program = Arc::clone(steering);
             spawn_local(async move { program.follow_log().await });
@@ -455,14 +460,4 @@ impl House {
             steering::steer(&parts, &switch, &helm, drain).await;
         })))
     }
-}
-
-async fn wait_for_signal() -> io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    Ok(())
 }

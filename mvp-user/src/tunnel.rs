@@ -9,6 +9,7 @@ use std::{cell::Cell, io};
 use bytes::Bytes;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadHalf, WriteHalf},
     net::TcpStream,
@@ -78,6 +79,17 @@ pub fn is_key_update(error: &io::Error) -> bool {
         .is_some_and(<dyn std::error::Error + Send + Sync>::is::<KeyUpdate>)
 }
 
+impl Io {
+    /// The connection below.
+    fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Client(stream) => stream.get_ref().0.stream(),
+            Self::Upstream(stream) => stream.get_ref().0.stream(),
+        }
+    }
+}
+
 impl Half {
     /// A plain connection of which `early` was read.
     pub const fn plain(stream: TcpStream, early: Bytes) -> Self {
@@ -113,6 +125,9 @@ impl Half {
 /// Moves bytes both ways until both directions have ended, or one breaks. An end on one side becomes an end on the other
 /// (half-close); a break becomes a break, so that nothing truncated looks complete. `tally` counts as it goes.
 pub async fn join(client: Half, upstream: Half, how: How, tally: &Tally) -> io::Result<()> {
+    // The dialer's time-out also ends a connection whose receiver has closed its window (tcp(7)), and the reader of a tunnel
+    // may take as long as it likes. That the other end is there, keepalive sees.
+    SockRef::from(upstream.io.tcp()).set_tcp_user_timeout(None)?;
     let (client, upstream) = if how.splice {
         match Box::pin(ktls::hand_over(client, upstream, how.ktls)).await? {
             ktls::Handed::Over(client, upstream) => {

@@ -27,7 +27,7 @@ impl DataThread {
         let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => {
-                // Its heartbeat grows old, and nothing is steered.
+                // Its heartbeat slot is free again with its pulse; the other threads go on.
                 tracing::error!(%error, "A data thread cannot start");
                 return;
             }
@@ -53,14 +53,15 @@ impl DataThread {
                 return;
             }
         };
-        // Its own sender of the farewell, for the end: what was accepted last must hear it too.
-        let (goodbye, leave) = watch::channel(0);
+        // Its own sender of the farewell, for the end: what was accepted last must hear it too, although its handshake may take
+        // until then.
+        let (goodbye, leave) = watch::channel(0_u64);
         let mut outer = self.leave;
         let goodbye = Rc::new(goodbye);
         let relay = Rc::clone(&goodbye);
         spawn_local(async move {
             while outer.changed().await.is_ok() {
-                relay.send_modify(|epoch| *epoch += 1);
+                relay.send_modify(|epoch| *epoch = epoch.saturating_add(1));
             }
         });
         let thread = serve::Thread::new(self.shared, leave);
@@ -72,7 +73,7 @@ impl DataThread {
                 Rc::clone(&thread).serve(connection)
             })
             .await;
-        goodbye.send_modify(|epoch| *epoch += 1);
+        goodbye.send_replace(serve::LAST_FAREWELL);
         while open.join_next().await.is_some() {}
         drop(self.done);
     }

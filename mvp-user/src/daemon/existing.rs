@@ -3,7 +3,7 @@
 //!
 //! Not for which connection may be closed (`steer::existing`).
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -11,7 +11,7 @@ use super::{Parts, steering::Helm};
 use crate::{
     config::Existing,
     steer::{
-        Switch,
+        Steering, Switch,
         existing::{Class, DrainOptions, Drainer},
         listeners::{Listener, Whose},
     },
@@ -21,10 +21,10 @@ use crate::{
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Counts, and drains when it is due, for ever.
-pub async fn tend(parts: &Parts, helm: &Helm) {
+pub async fn tend(parts: &Parts, steering: &Arc<Steering>, helm: &Helm) {
     let config = &parts.config;
     let mut drainer = match Drainer::new(config.secure_port, config.exempt_source) {
-        Ok(drainer) => drainer,
+        Ok(drainer) => drainer.for_clients_of(Arc::clone(steering)),
         Err(error) => {
             tracing::error!(%error, "Older connections cannot be read by sock_diag: none is counted or closed");
             return;

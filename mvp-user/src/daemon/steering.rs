@@ -12,7 +12,7 @@ use crate::{
     config::{LocalDown, SteerMode},
     peers::skew::{Policy, Reason},
     steer::{
-        Steering, Switch, judge,
+        Steering, Switch, Verdict, judge,
         listeners::{Listener, REFRESH_INTERVAL, Watcher, Whose},
     },
     table::{Health, Membership, Proof, Table},
@@ -60,6 +60,8 @@ pub struct Helm {
     pub older: Arc<watch::Sender<Option<u64>>>,
     /// Who listens on the steered port, as last seen.
     pub listeners: Arc<watch::Sender<Vec<(Listener, Whose)>>>,
+    /// Whether a key of the program steers: an address is kube-apiserver's, or was when it last listened.
+    pub keyed: Arc<watch::Sender<bool>>,
 }
 
 impl Helm {
@@ -78,6 +80,7 @@ impl Helm {
             proven: Arc::default(),
             older: Arc::default(),
             listeners: Arc::default(),
+            keyed: Arc::default(),
         }
     }
 
@@ -119,7 +122,7 @@ pub struct Situation {
     pub mode: SteerMode,
     /// mvp is going away.
     pub draining: bool,
-    /// A listener of kube-apiserver's was seen since start.
+    /// A listener of kube-apiserver's was seen since start, and no other program has its addresses.
     pub listener: bool,
     /// At the bound of connections, descriptors or memory.
     pub full: bool,
@@ -197,10 +200,13 @@ impl Fullness {
     }
 }
 
-/// The memory of this process and its bound, from the files of the kernel; no bound: never full.
+/// The memory that the kernel holds against the bound of this process's control group, and the bound; no bound: never full.
+/// It is more than what is resident: what waits in sockets is the kernel's, and counts as well.
 #[derive(Debug)]
 struct Memory {
     bound: Option<u64>,
+    /// The file that tells what is used.
+    used: String,
 }
 
 impl Memory {
@@ -212,25 +218,32 @@ impl Memory {
             .and_then(|text| text.trim().rsplit("::").next())
             .unwrap_or("/")
             .to_owned();
-        let bound = fs::read_to_string(format!("/sys/fs/cgroup{group}/memory.max"))
-            .or_else(|_| fs::read_to_string("/sys/fs/cgroup/memory.max"))
-            // cgroup v1, as a container sees it; no bound is a number larger than any memory.
-            .or_else(|_| fs::read_to_string("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-            .ok()
-            .and_then(|text| text.trim().parse().ok());
-        Self { bound }
+        let second = |group: &str| {
+            ["memory.max", "memory.current"].map(|it| format!("/sys/fs/cgroup{group}/{it}"))
+        };
+        // cgroup v1, as a container sees it; no bound is a number larger than any memory.
+        let first = ["memory.limit_in_bytes", "memory.usage_in_bytes"]
+            .map(|it| format!("/sys/fs/cgroup/memory/{it}"));
+        Self::of([second(&group), second(""), first])
+    }
+
+    /// From the first of these pairs of files, bound and use, that is there.
+    fn of(files: [[String; 2]; 3]) -> Self {
+        let found = files.into_iter().find_map(|[bound, used]| {
+            let bound = fs::read_to_string(bound).ok()?;
+            Some((bound.trim().parse().ok(), used))
+        });
+        let (bound, used) = found.unwrap_or_default();
+        Self { bound, used }
     }
 
     fn percent(&self) -> u64 {
         let Some(bound) = self.bound else { return 0 };
-        let pages: u64 = fs::read_to_string("/proc/self/statm")
+        let used: u64 = fs::read_to_string(&self.used)
             .ok()
-            .and_then(|text| text.split_whitespace().nth(1)?.parse().ok())
+            .and_then(|text| text.trim().parse().ok())
             .unwrap_or(0);
-        pages
-            .saturating_mul(rustix::param::page_size() as u64)
-            .saturating_mul(100)
-            / bound.max(1)
+        used.saturating_mul(100) / bound.max(1)
     }
 }
 
@@ -258,7 +271,6 @@ pub async fn steer(
     let mut orders = helm.ordered.subscribe();
     let mut told: Option<Switch> = None;
     let mut failing: Option<Switch> = None;
-    let mut listener = false;
     loop {
         let order = *orders.borrow_and_update();
         let stop = *draining.borrow_and_update();
@@ -270,11 +282,7 @@ pub async fn steer(
             before != *proven
         });
         // Keys outlive the listener: failover needs them.
-        listener |= helm
-            .listeners
-            .borrow()
-            .iter()
-            .any(|(_, whose)| *whose == Whose::Local);
+        let listener = *helm.keyed.borrow();
         let (switch, reason) = choose(&Situation {
             draining: stop,
             listener,
@@ -356,6 +364,8 @@ pub async fn watch_listeners(parts: &Parts, steering: &Steering, helm: &Helm) {
             }
             seen = Some(cookie);
         }
+        let steers = |verdict: &Verdict| *verdict == Verdict::Steer;
+        helm.keyed.send_replace(watcher.keys().values().any(steers));
         if *helm.listeners.borrow() != watcher.listeners() {
             for (listener, whose) in watcher.listeners() {
                 tracing::info!(address = %listener.address, ?whose, "Listener on the steered port");
@@ -472,6 +482,29 @@ mod tests {
         assert_eq!(*helm.state.borrow(), told("no_skew", "x", 1));
         helm.show(told("no_proof", "", 3), false);
         assert_eq!(*helm.state.borrow(), told("no_proof", "", 3));
+    }
+
+    #[test]
+    fn memory_is_what_the_kernel_counts_against_the_bound() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str| directory.path().join(name).display().to_string();
+        let pair = |one: &str, other: &str| [file(one), file(other)];
+        let files = || {
+            [
+                pair("not", "there"),
+                pair("memory.max", "memory.current"),
+                pair("memory.current", "memory.max"),
+            ]
+        };
+        assert_eq!(Memory::of(files()).percent(), 0);
+        fs::write(file("memory.max"), "2147483648\n").unwrap();
+        fs::write(file("memory.current"), "1932735284\n").unwrap();
+        let memory = Memory::of(files());
+        assert_eq!(memory.percent(), 90);
+        fs::write(file("memory.current"), "1500000000\n").unwrap();
+        assert_eq!(memory.percent(), 69);
+        fs::write(file("memory.max"), "max\n").unwrap();
+        assert_eq!(Memory::of(files()).percent(), 0);
     }
 
     #[test]

@@ -10,10 +10,12 @@ use std::{
     collections::{HashMap, HashSet},
     fs, io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
     time::Duration,
 };
 
 use super::{
+    Steering,
     listeners::Listener,
     sockdiag::{Entry, SockDiag, Which},
 };
@@ -36,6 +38,8 @@ pub enum Class {
     Own,
     /// To another program on the same port, or not accepted yet.
     Other,
+    /// Direct, of a client that is not steered (exempt, or not in the canary): it would come back to where it is.
+    NotSteered,
 }
 
 /// What is known of the node when connections are classed.
@@ -45,7 +49,9 @@ pub struct Node {
     pub exempt_source: Option<Ipv4Addr>,
     /// Inodes of this process's sockets.
     pub own: HashSet<u32>,
-    /// cgroups of kube-apiserver's listeners; empty where the kernel does not tell.
+    /// kube-apiserver's listeners.
+    pub local: Vec<Listener>,
+    /// Their cgroups; empty where the kernel does not tell.
     pub cgroups: HashSet<u64>,
     /// The client-side sockets on this node, by (client's end, server's end).
     pub clients: HashMap<(SocketAddr, SocketAddr), (u32, Option<u64>)>,
@@ -66,10 +72,11 @@ pub fn class(entry: &Entry, node: &Node, idle: Duration) -> Class {
     {
         return Class::Mvp;
     }
-    // Accepted connections belong to the cgroup of their listener.
+    // Accepted connections belong to the cgroup of their listener; but control groups of version 1 are one to the kernel here.
     let of_local = entry
         .cgroup
-        .is_none_or(|cgroup| node.cgroups.is_empty() || node.cgroups.contains(&cgroup));
+        .is_none_or(|cgroup| node.cgroups.is_empty() || node.cgroups.contains(&cgroup))
+        && node.local.iter().any(|it| it.answers_at(server.ip()));
     if entry.inode == 0 || !of_local {
         return Class::Other;
     }
@@ -141,6 +148,7 @@ pub struct Drainer {
     port: u16,
     exempt_source: Ipv4Addr,
     tables: SockDiag,
+    steering: Option<Arc<Steering>>,
 }
 
 impl Drainer {
@@ -150,7 +158,17 @@ impl Drainer {
             port,
             exempt_source,
             tables: SockDiag::open()?,
+            steering: None,
         })
+    }
+
+    /// The same for connections of clients that this program steers.
+    #[must_use]
+    pub fn for_clients_of(self, steering: Arc<Steering>) -> Self {
+        Self {
+            steering: Some(steering),
+            ..self
+        }
     }
 
     /// All connections on the port with their class; `local` are kube-apiserver's listeners.
@@ -171,6 +189,7 @@ impl Drainer {
         let mut node = Node {
             exempt_source: Some(self.exempt_source),
             own,
+            local: local.to_vec(),
             cgroups,
             clients: clients
                 .iter()
@@ -179,8 +198,16 @@ impl Drainer {
             twin: false,
         };
         node.twin = clients.iter().any(|entry| is_of_twin(entry, &node));
+        let steered = |entry: &Entry| {
+            let (_, client) = entry.ends();
+            let steering = self.steering.as_ref();
+            steering.is_none_or(|steering| steering.chooses(client.ip()))
+        };
         let classed = servers.into_iter().map(|entry| {
-            let class = class(&entry, &node, idle);
+            let class = match class(&entry, &node, idle) {
+                Class::Candidate | Class::Busy if !steered(&entry) => Class::NotSteered,
+                class => class,
+            };
             (entry, class)
         });
         Ok(classed.collect())

@@ -64,6 +64,16 @@ impl Listener {
         }
     }
 
+    /// Whether it takes connections to an address of this port, unless another listener has that address for itself.
+    pub fn answers_at(&self, ip: IpAddr) -> bool {
+        let own = self.address.ip();
+        if own.is_unspecified() {
+            self.both_families || own.is_ipv4() == ip.is_ipv4()
+        } else {
+            own == ip
+        }
+    }
+
     /// An address at which this listener answers from this node.
     pub const fn dial_address(&self) -> SocketAddr {
         let ip = match self.address.ip() {

@@ -25,11 +25,16 @@ pub struct Needs {
 }
 
 impl Needs {
-    fn kept(self) -> CapabilitySet {
+    /// What is kept of the capabilities `held`; `old`: before Linux 5.19.
+    fn kept(self, held: CapabilitySet, old: bool) -> CapabilitySet {
         let mut kept = CapabilitySet::empty();
-        let old = KernelVersion::current().is_ok_and(|v| v < KernelVersion::new(5, 19, 0));
         if self.steering && old {
-            kept |= CapabilitySet::BPF | CapabilitySet::SYS_ADMIN;
+            // The second is for who was not given the first, which it contains: it is next to everything.
+            kept |= if held.contains(CapabilitySet::BPF) {
+                CapabilitySet::BPF
+            } else {
+                CapabilitySet::SYS_ADMIN
+            };
         }
         if self.steering || self.draining {
             // Also lets sock_diag show what it hides from others (marks, cgroups of older kernels).
@@ -38,7 +43,7 @@ impl Needs {
         if self.reading_files {
             kept |= CapabilitySet::DAC_READ_SEARCH;
         }
-        kept
+        kept & held
     }
 }
 
@@ -47,7 +52,8 @@ impl Needs {
 /// (threads inherit), or on each thread.
 pub fn drop_capabilities(needs: Needs) -> io::Result<()> {
     let held = capabilities(None)?;
-    let kept = held.permitted & needs.kept();
+    let old = KernelVersion::current().is_ok_and(|v| v < KernelVersion::new(5, 19, 0));
+    let kept = needs.kept(held.permitted, old);
     for capability in CapabilitySet::all().iter() {
         if !kept.contains(capability) {
             // Needs CAP_SETPCAP; without it the sets below are still emptied, which is what counts.
@@ -88,5 +94,28 @@ pub(super) fn unlock_memory() {
     };
     if setrlimit(Resource::Memlock, unlimited).is_err() {
         tracing::debug!("RLIMIT_MEMLOCK stays as it is");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_are_written_with_no_more_than_the_kernel_asks_for() {
+        let needs = Needs {
+            steering: true,
+            ..Needs::default()
+        };
+        let (bpf, admin) = (CapabilitySet::BPF, CapabilitySet::SYS_ADMIN);
+        let net = CapabilitySet::NET_ADMIN;
+        for (held, old, wanted) in [
+            (CapabilitySet::all(), true, bpf | net),
+            (CapabilitySet::all(), false, net),
+            (admin | net, true, admin | net),
+            (bpf | net, true, bpf | net),
+        ] {
+            assert_eq!(needs.kept(held, old), wanted, "{held:?} {old}");
+        }
     }
 }

@@ -1,13 +1,15 @@
-//! Sets of address prefixes in the kernel's tries. Not here: what a set means.
+//! Sets of address prefixes in the kernel's tries, and which clients they and the share leave to be steered.
+
+use std::net::IpAddr;
 
 use aya::{
     Ebpf, Pod,
     maps::{LpmTrie, MapData, MapError, lpm_trie::Key},
 };
-use mvp_ebpf::{AF_INET, words};
+use mvp_ebpf::{AF_INET, share, words};
 
 use super::{
-    SteerError,
+    SteerError, Steering,
     error::{absent_is_fine, in_map},
     program::open,
 };
@@ -18,6 +20,21 @@ pub(super) struct Tries {
     v4: LpmTrie<MapData, u32, u32>,
     v6: LpmTrie<MapData, [u32; 4], u32>,
     names: [&'static str; 2],
+    /// What they hold.
+    cidrs: Vec<Cidr>,
+}
+
+impl Steering {
+    /// Whether new connections of a client are steered when anybody's are: it is not exempt, and in the canary's networks
+    /// and share.
+    pub fn chooses(&self, client: IpAddr) -> bool {
+        let client = client.to_canonical();
+        let (_, addr) = words(client);
+        let inner = self.lock();
+        (inner.canary.cidrs.is_empty() || inner.canary.cover(client))
+            && !inner.exempt.cover(client)
+            && share(&addr) < inner.settings.percent
+    }
 }
 
 impl Tries {
@@ -30,6 +47,7 @@ impl Tries {
             v4: open(ebpf, v4)?,
             v6: open(ebpf, v6)?,
             names: [v4, v6],
+            cidrs: Vec::new(),
         })
     }
 
@@ -45,7 +63,13 @@ impl Tries {
             }
         }
         replace_trie(&mut self.v4, &v4).map_err(in_map(self.names[0]))?;
-        replace_trie(&mut self.v6, &v6).map_err(in_map(self.names[1]))
+        replace_trie(&mut self.v6, &v6).map_err(in_map(self.names[1]))?;
+        self.cidrs = cidrs.to_vec();
+        Ok(())
+    }
+
+    fn cover(&self, address: IpAddr) -> bool {
+        self.cidrs.iter().any(|cidr| cidr.contains(address))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tunnels between real TLS connections over loopback, in user space and, where the kernel has TLS, in the kernel. With
 //! `MVP_KTLS_TESTS=require` it has to (`cargo xtask vm-test`).
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite,
@@ -259,6 +259,37 @@ async fn an_end_of_one_side_leaves_the_other_direction_open() {
                 receive(&mut client, 1000).await;
                 send(&mut client, 100_000).await;
                 receive(&mut upstream, 100_000).await;
+            })
+            .await;
+        end.unwrap();
+    }
+}
+
+/// `kubectl exec -i pod -- psql < dump`, in which one statement takes its time.
+#[tokio::test]
+async fn a_reader_that_pauses_for_longer_than_the_dialers_time_out_gets_everything() {
+    const LENGTH: usize = 4 << 20;
+    for how in [USER, KERNEL] {
+        let tunnel = Tunnel::new(SUITES[0]).await;
+        let Io::Upstream(inner) = &tunnel.halves.1.io else {
+            unreachable!();
+        };
+        // As the dialer does, but shorter.
+        SockRef::from(inner.get_ref().0.stream())
+            .set_tcp_user_timeout(Some(Duration::from_secs(1)))
+            .unwrap();
+        SockRef::from(tunnel.upstream.get_ref().0)
+            .set_recv_buffer_size(64 * 1024)
+            .unwrap();
+        let (end, _) = tunnel
+            .while_joined(how, async |mut client, mut upstream| {
+                let pausing = async {
+                    tokio::time::sleep(Duration::from_secs(4)).await;
+                    receive(&mut upstream, LENGTH).await;
+                };
+                tokio::join!(send(&mut client, LENGTH), pausing);
+                send(&mut upstream, 10).await;
+                receive(&mut client, 10).await;
             })
             .await;
         end.unwrap();

@@ -5,6 +5,7 @@ use std::{
     io::{ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{
+        Arc,
         atomic::{AtomicU32, Ordering},
         mpsc,
     },
@@ -12,11 +13,14 @@ use std::{
     time::Duration,
 };
 
-use mvp_user::steer::{
-    Family,
-    existing::{Class, DrainOptions, Drainer, Report},
-    listen::Listeners,
-    listeners::{Listener, Watcher, Whose},
+use mvp_user::{
+    config::Cidr,
+    steer::{
+        Family, SteerOptions, Steering,
+        existing::{Class, DrainOptions, Drainer, Report},
+        listen::Listeners,
+        listeners::{Listener, Watcher, Whose},
+    },
 };
 use nix::{
     sched::{CloneFlags, unshare},
@@ -176,6 +180,61 @@ fn idle_connections_of_other_hosts_are_closed_and_all_others_kept() {
             "kube-apiserver's own connection lives"
         );
         assert!(count(Class::Mvp) >= 1, "and so does mvp's");
+    });
+}
+
+#[test]
+fn connections_of_clients_that_are_not_steered_are_kept() {
+    in_namespace(|| {
+        let _api = Process::start("existing::child_that_serves");
+        let mvp = Mvp::start(&patient());
+        let mut watcher = Watcher::new(PORT).unwrap();
+        let (send, ready) = mpsc::channel();
+        let (done, wait) = mpsc::channel::<()>();
+        let host = on_another_host(move || {
+            let mut idle = connect(SERVER);
+            send.send(()).unwrap();
+            wait.recv().unwrap();
+            is_closed(&mut idle)
+        });
+        ready.recv_timeout(Duration::from_secs(10)).unwrap();
+        thread::sleep(IDLE * 2);
+        refresh(&mut watcher, &mvp);
+        let local = local(&watcher);
+        let network = |last: u8, length: u8| Cidr {
+            address: [10, 8, 0, last].into(),
+            length,
+        };
+        let (exempt, canary) = (vec![network(0, 24)], vec![network(4, 30)]);
+        for options in [
+            SteerOptions {
+                exempt,
+                ..patient()
+            },
+            SteerOptions {
+                canary,
+                ..patient()
+            },
+            SteerOptions {
+                percent: 0,
+                ..patient()
+            },
+        ] {
+            let steering = Arc::new(Steering::attach(&options).unwrap());
+            let drainer = Drainer::new(PORT, [127, 77, 86, 80].into()).unwrap();
+            let mut drainer = drainer.for_clients_of(Arc::clone(&steering));
+            let report = drain(&mut drainer, &local, true);
+            assert_eq!((report.closed, report.left), (0, 0), "{options:?}");
+            // Chosen again, as `mvp steer percent` does.
+            steering.set_exempt(&[]).unwrap();
+            steering.set_canary(&[network(2, 32)]).unwrap();
+            steering.set_percent(100).unwrap();
+            let classes = drainer.survey(&local, IDLE).unwrap();
+            let count = classes.iter().filter(|(_, it)| *it == Class::Candidate);
+            assert_eq!(count.count(), 1, "{options:?}");
+        }
+        done.send(()).unwrap();
+        assert!(!host.join().unwrap(), "it lives");
     });
 }
 

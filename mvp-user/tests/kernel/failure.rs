@@ -384,7 +384,8 @@ fn everything_goes_on_after_capabilities_were_dropped() {
         assert_eq!(mvp.expect(Outcome::Steered, 1, || reach(TARGET)), Some(MVP));
         drop(second);
         mvp.steering.detach().unwrap();
-        assert_eq!(reach(TARGET), Some(API));
+        // Other tests start programs: between fork and exec those have the link, too.
+        eventually(Duration::from_secs(2), || reach(TARGET) == Some(API));
         assert!(Steering::attach(&patient()).is_err(), "no way back");
     });
 }

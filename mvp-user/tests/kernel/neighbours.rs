@@ -4,7 +4,7 @@
 use mvp_ebpf::Outcome;
 use mvp_user::steer::{Switch, Verdict};
 
-use crate::support::{API, Bind, MVP, Mvp, Server, in_namespace, patient, reach};
+use crate::support::{API, Bind, MVP, Mvp, Server, in_namespace, patient, reach, reach_from};
 
 const OTHER: u8 = b'C';
 
@@ -47,6 +47,30 @@ fn a_program_attached_after_sees_that_mvp_has_chosen() {
         mvp.steering.set_switch(Switch::Full).unwrap();
         let who = mvp.expect(Outcome::Full, 1, || reach("127.0.0.1:6443"));
         assert_eq!(who, Some(OTHER));
+    });
+}
+
+#[test]
+fn each_of_two_lets_the_other_s_connections_pass() {
+    in_namespace(|| {
+        let _api = Server::start(Bind::Plain("[::]:6443"), API);
+        let mvp = Mvp::steering_all();
+        let other = other();
+        for (source, target) in [
+            ("127.77.86.80:0", "127.0.0.1:6443"),
+            ("127.77.86.80:0", "10.9.0.1:6443"),
+            ("[::1]:0", "[fd09::1]:6443"),
+        ] {
+            let who = mvp.expect(Outcome::ExemptSource, 1, || {
+                other.expect(Outcome::ExemptSource, 1, || reach_from(source, target))
+            });
+            assert_eq!(who, Some(API), "{source} {target}");
+        }
+        // As anybody else on the node comes.
+        for target in ["[fd09::1]:6443", "[::1]:6443"] {
+            let who = mvp.expect(Outcome::Steered, 1, || reach(target));
+            assert_eq!(who, Some(MVP), "{target}");
+        }
     });
 }
 

@@ -23,10 +23,22 @@ fn idle() -> Entry {
     entry
 }
 
+fn listener(address: &str, both_families: bool) -> Listener {
+    Listener {
+        address: address.parse().unwrap(),
+        both_families,
+        cookie: 1,
+        inode: 1,
+        uid: 0,
+        cgroup: Some(API),
+    }
+}
+
 fn node() -> Node {
     Node {
         exempt_source: Some(Ipv4Addr::new(127, 77, 86, 80)),
         own: HashSet::from([42]),
+        local: vec![listener("[::]:6443", true)],
         cgroups: HashSet::from([API]),
         clients: HashMap::new(),
         twin: false,
@@ -110,6 +122,28 @@ fn connections_to_other_programs_and_unaccepted_ones_are_not_direct() {
     let mut waiting = idle();
     waiting.inode = 0;
     assert_eq!(class(&waiting, &node(), IDLE), Class::Other);
+}
+
+#[test]
+fn a_program_on_a_virtual_address_of_the_port_is_told_by_that_where_cgroups_are_all_alike() {
+    let mut balanced = Entry::between("10.0.0.77:6443", "10.0.0.9:50000");
+    balanced.inode = 8;
+    balanced.cgroup = Some(API);
+    balanced.traffic = idle().traffic;
+    let at = |address, both| Node {
+        local: vec![listener(address, both)],
+        ..node()
+    };
+    for (address, both, wanted) in [
+        ("10.0.0.1:6443", false, Class::Other),
+        ("[::]:6443", false, Class::Other),
+        ("10.0.0.77:6443", false, Class::Candidate),
+        ("0.0.0.0:6443", false, Class::Candidate),
+        ("[::]:6443", true, Class::Candidate),
+    ] {
+        let found = class(&balanced, &at(address, both), IDLE);
+        assert_eq!(found, wanted, "{address} {both}");
+    }
 }
 
 #[test]

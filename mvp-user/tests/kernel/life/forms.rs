@@ -74,7 +74,7 @@ fn a_server_in_ipv6_only_is_steered_and_its_clients_are_known_by_their_addresses
         assert_eq!(ask(world, &world.outside, "10.8.0.1:6443"), None);
         assert_eq!(world.get(world.node.server_v6(), PODS), Ok(200));
         assert!(
-            mvp.lookups("exempt_tuple") > 0,
+            mvp.lookups("exempt_source") > 0,
             "mvp's own connections to local"
         );
         let requests = new.requests();
@@ -89,6 +89,42 @@ fn a_server_in_ipv6_only_is_steered_and_its_clients_are_known_by_their_addresses
             reached > 0 && not == 0,
             "it reaches itself: {reached}, {not}"
         );
+    });
+}
+
+#[test]
+fn two_mvps_before_a_server_in_ipv6_only_do_not_send_each_other_in_circles() {
+    in_world(|world| {
+        let builder = world
+            .builder(&world.node, Release::V1_34)
+            .bind(world.node.server_v6())
+            .advertise(world.node.server_v6());
+        let _old = world.node.run(async { builder.start().await.unwrap() });
+        let builder = world
+            .builder(&world.peer, Release::V1_36)
+            .bind(world.peer.server_v6())
+            .advertise(world.peer.server_v6());
+        let _new = world.peer.run(async { builder.start().await.unwrap() });
+        let flags = [
+            "--steer=always",
+            "--local=https://[fd08::1]:6443",
+            "--advertise-address=fd08::1",
+        ];
+        // As during a replacement: the next one steers before the one before is told to end.
+        let both = ["mvp", "next"].map(|name| world.mvp_as(&world.node, name, &flags, |_| {}));
+        for mvp in &both {
+            mvp.settled(2, "on");
+        }
+        thread::sleep(Duration::from_secs(3));
+        for mvp in &both {
+            let status = mvp.status();
+            assert_eq!(status["servers"][0]["health"], "up", "{}", mvp.log());
+            assert!(
+                status["connections"]["open"].as_u64() < Some(50),
+                "{status}"
+            );
+        }
+        assert_eq!(ask(world, &world.outside, "[fd08::1]:6443"), Some(200));
     });
 }
 

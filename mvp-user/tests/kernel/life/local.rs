@@ -133,6 +133,35 @@ fn an_api_server_that_has_gone_leaves_its_port_to_another_program_and_gets_it_ba
 }
 
 #[test]
+fn steering_is_off_and_says_why_where_another_program_has_every_address_of_the_port() {
+    in_world(|world| {
+        let old = world.serve(&world.node, Release::V1_34);
+        let _new = world.serve(&world.peer, Release::V1_36);
+        let mvp = world.mvp(&world.node, &["--steer=always"]);
+        mvp.settled(2, "on");
+        let old = killed(&world.node, old);
+        let listener = world.node.run(async {
+            let listener = TcpListener::bind("[::]:6443").unwrap();
+            let other = listener.try_clone().unwrap();
+            thread::spawn(move || {
+                while let Ok((mut stream, _)) = other.accept() {
+                    drop(stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n"));
+                }
+            });
+            listener
+        });
+        mvp.until("it says that nothing is steered", |status| {
+            status["steering"]["state"] == "off" && status["steering"]["why"] == "no_listener"
+        });
+        crate::support::shut(&listener);
+        drop(listener);
+        let _old = restarted(&world.node, old);
+        mvp.settled(2, "on");
+        assert_eq!(world.get(world.node.server(), NEW), Ok(200));
+    });
+}
+
+#[test]
 fn an_mvp_at_nine_tenths_of_its_bound_lets_new_connections_pass_until_there_is_room() {
     in_world(|world| {
         let _old = world.serve(&world.node, Release::V1_34);

@@ -1,9 +1,10 @@
 //! Planned ends of mvp under load: a stop, and a replacement by the next process.
 
-use std::{thread, time::Duration};
+use std::{net::SocketAddr, thread, time::Duration};
 
 use bench::standin::Release;
 use nix::sys::signal::Signal;
+use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     load::{Load, Seen},
@@ -35,6 +36,76 @@ fn sigterm_under_500_connections_a_second_fails_nothing() {
             seen.opened,
             Seen::summary(seen.all())
         );
+    });
+}
+
+#[test]
+fn handshakes_that_begin_after_a_stop_do_not_hold_it_up() {
+    in_world(|world| {
+        let _old = world.serve(&world.node, Release::V1_34);
+        let _new = world.serve(&world.peer, Release::V1_36);
+        let mut mvp = world.mvp(&world.node, &["--steer=always", "--drain-timeout=6s"]);
+        mvp.settled(2, "on");
+        // A client that no answer reaches: the node sends it to a link-layer address that nobody has.
+        world.outside.ip("addr add 10.8.0.99/24 dev eth0");
+        world
+            .node
+            .ip("neigh replace 10.8.0.99 lladdr 02:00:00:00:00:99 dev br0 nud permanent");
+        mvp.signal(Signal::SIGTERM);
+        // By then nothing is steered any more: it knocks at kube-apiserver's.
+        thread::sleep(Duration::from_millis(500));
+        let to = world.node.server();
+        let knocking = world.outside.start(async move {
+            let mut knocks = tokio::task::JoinSet::new();
+            for _ in 0..150 {
+                let socket = tokio::net::TcpSocket::new_v4().unwrap();
+                let from: SocketAddr = "10.8.0.99:0".parse().unwrap();
+                socket.bind(from).unwrap();
+                knocks.spawn(socket.connect(to));
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        let status = mvp.ended(Duration::from_secs(15));
+        knocking.abort();
+        assert!(status.success(), "{status}:\n{}", mvp.log());
+        assert!(!mvp.log().contains("--drain-timeout"), "{}", mvp.log());
+    });
+}
+
+#[test]
+fn a_client_whose_handshake_ends_after_the_farewell_hears_it_too() {
+    in_world(|world| {
+        let _old = world.serve(&world.node, Release::V1_34);
+        let _new = world.serve(&world.peer, Release::V1_36);
+        let flags = ["--steer=always", "--drain-timeout=60s"];
+        let mut mvp = world.mvp(&world.node, &flags);
+        mvp.settled(2, "on");
+        let to = world.node.server();
+        let clients = [&world.admin, &world.admin_h1].map(|client| {
+            let silent = async move { TcpStream::connect(to).await.unwrap() };
+            (client.clone(), world.outside.run(silent))
+        });
+        mvp.signal(Signal::SIGTERM);
+        // Longer than mvp accepts, shorter than it waits for a ClientHello.
+        thread::sleep(Duration::from_secs(6));
+        let held = clients.map(|(client, mut far)| {
+            world.outside.run(async move {
+                let door = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let here = door.local_addr().unwrap();
+                let mut passing = tokio::task::JoinSet::new();
+                passing.spawn(async move {
+                    let (mut near, _) = door.accept().await.unwrap();
+                    tokio::io::copy_bidirectional(&mut near, &mut far).await
+                });
+                let mut connection = client.connect(here).await.unwrap();
+                let request = client.request("GET", PODS, &[], "").unwrap();
+                assert_eq!(connection.send(request).await.unwrap().status, 200);
+                (connection, passing)
+            })
+        });
+        let status = mvp.ended(Duration::from_secs(10));
+        assert!(status.success(), "{status}:\n{}", mvp.log());
+        drop(held);
     });
 }
 

@@ -44,7 +44,7 @@ fn after_the_start_no_thread_holds_more_than_later_work_needs() {
         let old =
             aya::util::KernelVersion::current().unwrap() < aya::util::KernelVersion::new(5, 19, 0);
         if old {
-            allowed |= CapabilitySet::BPF | CapabilitySet::SYS_ADMIN;
+            allowed |= CapabilitySet::BPF;
         }
         let tasks = fs::read_dir(format!("/proc/{}/task", mvp.pid())).unwrap();
         let threads: Vec<String> = tasks
