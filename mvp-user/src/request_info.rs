@@ -38,7 +38,7 @@ pub enum Class {
     Discovery(DiscoveryPath),
     /// OpenAPI documents.
     OpenApi(OpenApiPath),
-    /// Health, metrics, version, debug and logs: always about this node's server.
+    /// Health, metrics, version, status, debug and logs: always about this node's server.
     LocalOnly,
     /// Any other path.
     Other,
@@ -102,9 +102,9 @@ pub struct RequestInfo {
 
 /// The subresources that run something or open a stream, whatever the method.
 const CONNECTS: [&str; 4] = ["exec", "attach", "portforward", "proxy"];
-/// Path prefixes that are about one server, not about the cluster.
-const LOCAL_ONLY: [&str; 7] = [
-    "healthz", "livez", "readyz", "metrics", "version", "debug", "logs",
+/// Path prefixes that are about one server, not about the cluster (`statusz` and `flagz` since Kubernetes 1.32, KEP-4827).
+const LOCAL_ONLY: [&str; 9] = [
+    "healthz", "livez", "readyz", "metrics", "version", "debug", "logs", "statusz", "flagz",
 ];
 
 impl RequestInfo {

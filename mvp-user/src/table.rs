@@ -347,6 +347,30 @@ impl Table {
         self.catalogues.get(&id).map(|entry| look(entry.value()))
     }
 
+    /// Whether a group-version, or that resource of it, is listed, but by nobody who was read at `until` or later.
+    pub(crate) fn is_remembered(
+        &self,
+        group_version: GvRef<'_>,
+        resource: Option<&str>,
+        until: Instant,
+    ) -> bool {
+        let GvRef { group, version } = group_version;
+        let last = self
+            .catalogues
+            .iter()
+            .filter(|entry| match resource {
+                None => entry.lists(group_version),
+                Some(resource) => entry.resources.contains_key(&GvrRef {
+                    group,
+                    version,
+                    resource,
+                }),
+            })
+            .map(|entry| entry.read_at)
+            .max();
+        last.is_some_and(|last| last < until)
+    }
+
     /// Publishes a catalogue whole; readers see the old one or the new one.
     pub fn publish(&self, id: ServerId, catalogue: Arc<Catalogue>) {
         self.catalogues.insert(id, catalogue);

@@ -173,7 +173,7 @@ pub struct Resource {
     #[serde(default)]
     #[prost(string, required, tag = "1")]
     pub resource: String,
-    /// Kind that it answers with; absent where only subresources exist.
+    /// Kind that it answers with; empty where only subresources exist: see [`Resource::kind`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[prost(message, optional, tag = "2")]
     pub response_kind: Option<GroupVersionKind>,
@@ -305,5 +305,15 @@ impl Group {
     /// Name of the group; empty for core.
     pub fn name(&self) -> &str {
         &self.metadata.name
+    }
+}
+
+impl Resource {
+    /// Kind that it answers with; none if it is there for its subresources alone. kube-apiserver writes an empty kind then,
+    /// because clients of 1.26 panic where there is none (k/k 118361).
+    pub fn kind(&self) -> Option<&GroupVersionKind> {
+        self.response_kind
+            .as_ref()
+            .filter(|kind| **kind != GroupVersionKind::default())
     }
 }

@@ -241,11 +241,15 @@ impl ResourceList {
         }
         let mut resources: Vec<Resource> = Vec::new();
         for listed in self.resources {
-            let kind = (!listed.kind.is_empty()).then_some(GroupVersionKind {
-                group: listed.group,
-                version: listed.version,
-                kind: listed.kind,
-            });
+            let kind = if listed.kind.is_empty() {
+                GroupVersionKind::default()
+            } else {
+                GroupVersionKind {
+                    group: listed.group,
+                    version: listed.version,
+                    kind: listed.kind,
+                }
+            };
             let verbs = listed.verbs.unwrap_or_default().items;
             let scope = if listed.namespaced {
                 "Namespaced"
@@ -266,6 +270,8 @@ impl ResourceList {
                 resources.push(Resource {
                     resource: parent.to_owned(),
                     scope: scope.clone(),
+                    // As kube-apiserver has it while the resource itself is not listed.
+                    response_kind: Some(GroupVersionKind::default()),
                     ..Resource::default()
                 });
                 resources.len() - 1
@@ -276,12 +282,12 @@ impl ResourceList {
             if let Some(subresource) = subresource {
                 resource.subresources.push(Subresource {
                     subresource: subresource.to_owned(),
-                    response_kind: kind,
+                    response_kind: Some(kind),
                     accepted_types: Vec::new(),
                     verbs,
                 });
             } else {
-                resource.response_kind = kind;
+                resource.response_kind = Some(kind);
                 resource.scope = scope;
                 resource.singular_resource = listed.singular_name;
                 resource.verbs = verbs;
@@ -304,7 +310,7 @@ pub fn resources_of(resources: &[Resource]) -> Vec<ListedResource> {
     for resource in resources {
         let namespaced = resource.scope == "Namespaced";
         // A resource that has only subresources is not itself listed.
-        if let Some(kind) = &resource.response_kind {
+        if let Some(kind) = resource.kind() {
             listed.push(ListedResource {
                 name: resource.resource.clone(),
                 singular_name: resource.singular_resource.clone(),

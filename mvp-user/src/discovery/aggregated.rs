@@ -182,7 +182,10 @@ impl Aggregated {
             return answer.relay();
         };
         let has_it = plan.client.if_none_match.as_ref() == Some(&base.etag);
-        if !completed.adds && (!answer.is_unchanged() || has_it) {
+        if !completed.adds && has_it {
+            return answer.unchanged();
+        }
+        if !completed.adds && !answer.is_unchanged() {
             return answer.relay();
         }
         let Some((bytes, gzip)) = completed.rendering(encoding).await else {

@@ -190,6 +190,20 @@ impl Authorised {
         Response::from_parts(self.parts, self.body)
     }
 
+    /// The server's 304 to a client that has its document, also where it had to be asked without condition.
+    pub(super) fn unchanged(mut self) -> Response<Body> {
+        for name in [
+            header::CONTENT_LENGTH,
+            header::CONTENT_ENCODING,
+            header::CONTENT_TYPE,
+            header::TRANSFER_ENCODING,
+        ] {
+            self.parts.headers.remove(name);
+        }
+        self.parts.status = StatusCode::NOT_MODIFIED;
+        Response::from_parts(self.parts, Body::Empty)
+    }
+
     /// Nothing can be relayed.
     pub(super) fn broken(self) -> Response<Body> {
         refuse(Refusal::Unreachable(self.side))

@@ -314,10 +314,17 @@ fn complete_group(
         })
         .collect();
     if let Some(preferred) = versions.first() {
-        // What aggregated discovery lists first is what its clients prefer.
-        let first = theirs
-            .first()
-            .and_then(|first| versions.iter().find(|listed| listed.version == *first));
+        // What clients of aggregated discovery prefer: the first that is not stale (`convertAPIGroup` of client-go).
+        let first = known.and_then(|known| {
+            let mut theirs = known.versions.iter();
+            let current = theirs.find(|version| version.freshness != discovery::STALE);
+            current.or_else(|| known.versions.first())
+        });
+        let first = first.and_then(|first| {
+            versions
+                .iter()
+                .find(|listed| listed.version == first.version)
+        });
         group.preferred_version = first.unwrap_or(preferred).clone();
     }
     group.versions = versions;

@@ -26,8 +26,10 @@ pub(super) mod tests;
 pub struct Source<'a> {
     /// What it serves.
     pub groups: &'a GroupList,
-    /// Whether it can be asked: up, listed, and its document current.
+    /// Whether it can be asked: up and listed.
     pub live: bool,
+    /// Whether its document is current, as its word on what all servers share must be.
+    pub fresh: bool,
 }
 
 /// Merges `base`, which is the answering server's own and counts as live, with the others in their order.
@@ -48,11 +50,13 @@ pub fn merge(base: &GroupList, others: &[Source<'_>], shared: &SharedGroups) -> 
     let base = Source {
         groups: base,
         live: true,
+        fresh: true,
     };
     for (place, source) in std::iter::once(&base).chain(others).enumerate() {
         let origin = Origin {
             base: place == 0,
             live: source.live,
+            fresh: source.fresh,
         };
         let mut names = Vec::with_capacity(source.groups.items.len());
         for group in &source.groups.items {
@@ -84,6 +88,7 @@ pub fn merge(base: &GroupList, others: &[Source<'_>], shared: &SharedGroups) -> 
 struct Origin {
     base: bool,
     live: bool,
+    fresh: bool,
 }
 
 struct Rules<'a> {
@@ -101,7 +106,7 @@ impl Rules<'_> {
         if origin.base {
             return true;
         }
-        if self.shared.owned.contains(&group_version) && !origin.live {
+        if self.shared.owned.contains(&group_version) && !(origin.live && origin.fresh) {
             return false;
         }
         if self.shared.hides_version(group_version) {
@@ -209,8 +214,8 @@ fn merge_resource(known: &[&Resource]) -> Option<Resource> {
         return Some(merged);
     }
     // A server may know only subresources of it; its description then comes from the next one.
-    if let Some(described) = known.iter().find(|known| known.response_kind.is_some())
-        && merged.response_kind.is_none()
+    if merged.kind().is_none()
+        && let Some(described) = known.iter().find(|known| known.kind().is_some())
     {
         merged = (*described).clone();
     }

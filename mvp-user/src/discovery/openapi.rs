@@ -355,7 +355,12 @@ impl OpenApi {
             let of = (contributor.generation, contributor.live);
             let got = self.library.get(fetch.as_ref(), server, of, path, accept);
             match timeout_at(deadline, got).await {
-                Err(_elapsed) => Err(Trouble::Late),
+                // A server that is slow now is described as it was before, like one that fails.
+                Err(_elapsed) => self
+                    .library
+                    .kept(server.id, path, accept)
+                    .map(|stored| Some((contributor, stored)))
+                    .ok_or(Trouble::Late),
                 Ok(Some(stored)) => Ok(Some((contributor, stored))),
                 Ok(None) if contributor.live => Err(Trouble::Unfetched),
                 Ok(None) => Ok(None),

@@ -430,6 +430,18 @@ async fn a_change_of_a_peer_changes_the_document_and_its_departure_makes_it_stal
 }
 
 #[tokio::test]
+async fn a_peer_that_is_up_is_not_stale_because_it_could_not_be_read_again() {
+    let (discovery, nodes) = cluster(&["1.36", "1.36-all"]);
+    let before = ask(&discovery, &nodes[0], get("/apis", V2)).await;
+    // It had no time for mvp: 429.
+    let mut kept = Arc::into_inner(catalogue(documents("1.36-all"), 2)).unwrap();
+    kept.freshness = Freshness::Stale;
+    discovery.table.publish(nodes[1].server.id, Arc::new(kept));
+    let after = ask(&discovery, &nodes[0], get("/apis", V2)).await;
+    assert_eq!(after.body, before.body);
+}
+
+#[tokio::test]
 async fn front_proxies_other_mvps_and_nopeer_get_the_servers_own_document() {
     let (discovery, nodes) = cluster(&["1.34", "1.36"]);
     let own = recorded::answer("1.34", "apis__v2").body;
@@ -466,6 +478,32 @@ async fn front_proxies_other_mvps_and_nopeer_get_the_servers_own_document() {
         format!("{V2};profile=nopeer")
     );
     assert_ne!(seen.body, own);
+}
+
+#[tokio::test]
+async fn a_legacy_group_prefers_a_version_that_can_be_had() {
+    let (discovery, nodes) = cluster(&["1.36", "1.36"]);
+    let mut old = documents("1.36");
+    for group in &mut old.groups.items {
+        if group.name() == "autoscaling" {
+            group.versions.retain(|version| version.version == "v1");
+        }
+    }
+    discovery.table.publish(ServerId::Local, catalogue(old, 2));
+    let group = async || -> serde_json::Value {
+        let seen = ask(
+            &discovery,
+            &nodes[0],
+            get("/apis/autoscaling", "application/json"),
+        );
+        serde_json::from_slice(&seen.await.body).unwrap()
+    };
+    let up = group().await;
+    assert_eq!(up["preferredVersion"]["version"], "v2");
+    nodes[1].server.set_membership(Membership::Departed);
+    let away = group().await;
+    assert_eq!(away["preferredVersion"]["version"], "v1");
+    assert_eq!(away["versions"], up["versions"], "it is still listed");
 }
 
 #[tokio::test(start_paused = true)]

@@ -44,12 +44,20 @@ impl Exclusions {
         self.tidy(&before, now);
     }
 
-    /// Ends the grace of what it is over for; true if there was any.
-    pub fn expire(&mut self, now: Instant) -> bool {
+    /// Ends the grace of what it is over for; true if there was any. What is known to be listed only by reads from before the
+    /// grace was over (`is_remembered`, asked with that time) stays deleted: those servers are away, and their catalogues
+    /// would bring it back.
+    pub fn expire(
+        &mut self,
+        now: Instant,
+        is_remembered: impl Fn(&GroupVersion, Option<&str>, Instant) -> bool,
+    ) -> bool {
         let count = |deleted: &Deleted| deleted.values().map(Vec::len).sum::<usize>();
         let before = count(&self.deleted);
-        self.deleted.retain(|_, gone| {
-            gone.retain(|(_, until)| *until > now);
+        self.deleted.retain(|group_version, gone| {
+            gone.retain(|(resource, until)| {
+                *until > now || is_remembered(group_version, resource.as_deref(), *until)
+            });
             !gone.is_empty()
         });
         count(&self.deleted) != before
@@ -103,8 +111,13 @@ fn remember(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::api::GvrRef;
+    use crate::{
+        api::{Gvr, GvrRef, ServerId},
+        table::{Catalogue, Freshness, Served, Server, Table},
+    };
 
     fn crds(all: &[(&str, &str)]) -> BTreeSet<Defined> {
         all.iter()
@@ -134,9 +147,55 @@ mod tests {
                 .owned
                 .contains(&GroupVersion::new("example.com", "v1"))
         );
-        assert!(!exclusions.expire(t + GRACE - Duration::from_secs(1)));
-        assert!(exclusions.expire(t + GRACE));
+        assert!(!exclusions.expire(t + GRACE - Duration::from_secs(1), |_, _, _| false));
+        assert!(exclusions.expire(t + GRACE, |_, _, _| false));
         assert!(!hides(&exclusions, "v1", "foos"));
+    }
+
+    #[test]
+    fn what_a_server_that_is_away_still_lists_stays_deleted_until_it_is_read_or_dropped() {
+        let read = Instant::now();
+        let deleted = read + Duration::from_secs(1);
+        let peer = ServerId::Peer("10.0.0.2:6443".parse().unwrap());
+        let local = Server::new(ServerId::Local, "127.0.0.1:6443".parse().unwrap());
+        let table = Table::new(Arc::new(local));
+        let lists_foos = |id, read_at| {
+            let catalogue = Catalogue {
+                resources: [(Gvr::new("example.com", "v1", "foos"), Served::default())].into(),
+                group_versions: HashSet::new(),
+                documents: Arc::default(),
+                version: "".into(),
+                freshness: Freshness::Stale,
+                read_at,
+                generation: 1,
+            };
+            table.publish(id, Arc::new(catalogue));
+        };
+        let expire = |exclusions: &mut Exclusions| {
+            exclusions.expire(deleted + 2 * GRACE, |group_version, resource, until| {
+                table.is_remembered(group_version.as_ref(), resource, until)
+            })
+        };
+        let mut exclusions = Exclusions::default();
+        let all = [("v1", "foos"), ("v1", "bars"), ("v1", "stays")];
+        for dropped in [false, true] {
+            exclusions.set_defined(crds(&all), read);
+            exclusions.set_defined(crds(&[("v1", "stays")]), deleted);
+            lists_foos(peer, read);
+            assert!(expire(&mut exclusions), "nobody lists bars");
+            assert!(hides(&exclusions, "v1", "foos"));
+            assert!(!hides(&exclusions, "v1", "bars"));
+            assert!(!expire(&mut exclusions));
+            if dropped {
+                table.forget(peer);
+            } else {
+                // A server that lists it after all that time knows better.
+                lists_foos(ServerId::Local, deleted + GRACE);
+            }
+            assert!(expire(&mut exclusions));
+            assert!(!hides(&exclusions, "v1", "foos"));
+            table.forget(ServerId::Local);
+        }
     }
 
     #[test]

@@ -400,23 +400,31 @@ async fn probe(
             }
         }
         StatusCode::NOT_FOUND => return Ok(None),
+        // It says nothing about this group-version: without it the read would be complete in name only.
+        status @ StatusCode::TOO_MANY_REQUESTS => {
+            let path = if is_core { "/api" } else { "/apis" };
+            return Err(ReadError::Status { path, status });
+        }
         _ => {}
     }
     // Its backend is away, or the answer is bad: as it was before, and marked.
-    Ok(kept.and_then(|kept| {
+    let known = kept.and_then(|kept| {
         let list = if is_core { &kept.core } else { &kept.groups };
         let group = list
             .items
             .iter()
             .find(|group| group.name() == wanted.group)?;
-        let version = group
-            .versions
-            .iter()
-            .find(|v| v.version == wanted.version)?;
-        Some(Version {
-            freshness: STALE.to_owned(),
-            ..version.clone()
-        })
+        let mut versions = group.versions.iter();
+        versions.find(|v| v.version == wanted.version).cloned()
+    });
+    // One that was away from the first is there all the same: kube-apiserver lists it so, too.
+    let unknown = (answer.status == StatusCode::SERVICE_UNAVAILABLE).then(|| Version {
+        version: wanted.version.to_owned(),
+        ..Version::default()
+    });
+    Ok(known.or(unknown).map(|version| Version {
+        freshness: STALE.to_owned(),
+        ..version
     }))
 }
 

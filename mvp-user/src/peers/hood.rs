@@ -24,7 +24,10 @@ use super::{
     names, reader,
     roster::Roster,
 };
-use crate::{api::ServerId, table::Server};
+use crate::{
+    api::{GroupVersion, ServerId},
+    table::Server,
+};
 
 /// How often time alone is looked at: deadlines, grace periods, the state file.
 const TICK: Duration = Duration::from_secs(1);
@@ -211,7 +214,11 @@ impl Hood {
             self.shared.metrics.dropped.inc();
             self.drop_server(&server);
         }
-        if self.exclusions.expire(now) {
+        let table = &self.shared.table;
+        let is_remembered = |group_version: &GroupVersion, resource: Option<&str>, until| {
+            table.is_remembered(group_version.as_ref(), resource, until)
+        };
+        if self.exclusions.expire(now, is_remembered) {
             self.share(now);
         }
         if self.read_all_at.is_some_and(|at| at <= now) {

@@ -152,6 +152,8 @@ const CLASSES: &[(&str, Class, Option<&str>, Option<&str>)] = &[
     ("/version/", Class::LocalOnly, None, None),
     ("/debug/pprof/profile", Class::LocalOnly, None, None),
     ("/logs/kube-apiserver.log", Class::LocalOnly, None, None),
+    ("/statusz", Class::LocalOnly, None, None),
+    ("/flagz", Class::LocalOnly, None, None),
     ("/healthzz", Class::Other, None, None),
     // kube-apiserver fails to read these (500): it shall say so itself.
     ("/api/v1/watch", Class::Other, None, None),

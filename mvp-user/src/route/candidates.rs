@@ -7,7 +7,7 @@ use std::{
 
 use super::{Evidence, Outcome, SURE, Walk};
 use crate::{
-    api::{GvRef, GvrRef, ServerId, Verb},
+    api::{GroupVersion, GvRef, GvrRef, ServerId, Verb},
     table::{Catalogue, Freshness, Health, Membership, Proof, Server, SharedGroups, Table},
 };
 
@@ -52,10 +52,20 @@ impl Want<'_> {
                 catalogue.serves(resource, subresource, verb)
             }
             Self::Version(group_version) => catalogue.lists(group_version),
-            Self::Group(group) => catalogue
-                .group_versions
-                .iter()
-                .any(|listed| &*listed.group == group),
+            Self::Group(group) => versions_of(catalogue, group).next().is_some(),
+        }
+    }
+
+    /// The same, but of what all servers share only if the server is `believed`, and no group that was deleted whole.
+    fn is_still_in(self, catalogue: &Catalogue, shared: &SharedGroups, believed: bool) -> bool {
+        match self {
+            Self::Group(group) => versions_of(catalogue, group).any(|listed| {
+                !shared.hides_version(listed.as_ref())
+                    && (believed || !shared.owned.contains(listed))
+            }),
+            Self::Resource(..) | Self::Version(_) => {
+                (believed || !self.is_shared(shared)) && self.is_in(catalogue)
+            }
         }
     }
 
@@ -96,7 +106,7 @@ impl<'a> Walk<'a> {
         let shared = self.table.shared.load();
         // What all servers share through etcd, and what local, being up, does not list, is gone or not there yet: only
         // a server that was read just now may know better.
-        let only_fresh = self.authority.id == ServerId::Local && want.is_shared(&shared);
+        let only_fresh = self.authority.id == ServerId::Local;
         if want.is_hidden(&shared) {
             return survey;
         }
@@ -115,8 +125,8 @@ impl<'a> Walk<'a> {
             let health = server.health();
             let up = health == Health::Up && server.membership() == Membership::Listed;
             let serves = self.table.look(server.id, |catalogue| {
-                want.is_in(catalogue)
-                    && (!only_fresh || up && catalogue.freshness == Freshness::Fresh)
+                let believed = !only_fresh || up && catalogue.freshness == Freshness::Fresh;
+                want.is_still_in(catalogue, &shared, believed)
             });
             if serves != Some(true) {
                 continue;
@@ -167,6 +177,15 @@ impl<'a> Walk<'a> {
         want.hash(&mut hasher);
         hasher.finish()
     }
+}
+
+/// The versions of a group that a server lists.
+fn versions_of<'a>(
+    catalogue: &'a Catalogue,
+    group: &'a str,
+) -> impl Iterator<Item = &'a GroupVersion> {
+    let listed = catalogue.group_versions.iter();
+    listed.filter(move |listed| &*listed.group == group)
 }
 
 /// The finaliser of `splitmix64`: every input bit moves every output bit.

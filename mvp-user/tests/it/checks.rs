@@ -9,6 +9,7 @@ use bench::{
 };
 use mvp_user::{
     admin::wire::{Finding, Grade},
+    config::published::{self, Access},
     steer::privileges::{Needs, drop_capabilities},
 };
 
@@ -357,6 +358,21 @@ async fn missing_rights_are_named() {
 }
 
 #[tokio::test]
+async fn a_local_server_that_hangs_does_not_keep_the_config_map_from_being_asked_for() {
+    let site = Site::new().await;
+    let hangs = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let access = Access {
+        kubeconfig: Some(site.path("kubeconfig")),
+        local: Some(hangs.local_addr().unwrap()),
+        server_name: "kubernetes.default.svc".to_owned(),
+    };
+    let read = tokio::task::spawn_blocking(move || published::fetch(&access));
+    // The server of the kubeconfig was reached: it says that this account may not read it.
+    let error = read.await.unwrap().unwrap_err();
+    assert!(error.contains("cannot get"), "{error}");
+}
+
+#[tokio::test]
 async fn missing_capabilities_are_named() {
     let site = Site::new().await;
     let mut command = site.command("check", &["--offline", "-o", "json"]);
@@ -380,6 +396,19 @@ async fn missing_capabilities_are_named() {
     );
     // The rest is looked at all the same.
     report.names("peer", Grade::Ok, "up", "");
+}
+
+#[tokio::test]
+async fn who_does_not_steer_needs_no_capabilities() {
+    let site = Site::new().await;
+    for direct in ["--listen=127.0.0.1:0", "--steer=never"] {
+        let report = site.check(&["--offline", direct]).await;
+        for name in ["capabilities", "steering program"] {
+            let found = report.findings.iter().find(|it| it.check == name);
+            assert_eq!(found, None, "{direct}");
+        }
+        report.get("peer");
+    }
 }
 
 #[tokio::test]

@@ -209,6 +209,23 @@ async fn a_refusal_of_the_front_proxy_certificate_is_found_by_one_shared_probe()
 }
 
 #[tokio::test]
+async fn an_admission_webhook_that_denies_everything_does_not_hide_who_we_are() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Standin::builder(&pki).start().await.unwrap();
+    let denied = Action::Answer {
+        code: 403,
+        headers: vec![("content-type".into(), "application/json".into())],
+        body: r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"admission webhook \"all.example.com\" denied the request: no","code":403}"#.into(),
+    };
+    fault(&local, On::path("/apis/authentication.k8s.io/*"), denied);
+    let room = Room::new(&pki, &local, &[]).start();
+    room.until("local is proven", |table| {
+        table.members().local.proof() == Proof::Proven
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_changed_front_proxy_certificate_is_proven_at_once() {
     let pki = ClusterPki::new().unwrap();
     let local = Standin::builder(&pki).start().await.unwrap();

@@ -111,3 +111,31 @@ fn aggregated_discovery_yields_the_legacy_lists_and_they_yield_it() {
         }
     }
 }
+
+/// Metrics of an adapter (`custom.metrics.k8s.io`), written as kube-aggregator writes them.
+#[test]
+fn a_resource_that_is_there_for_its_subresources_alone_is_not_listed() {
+    let list = ResourceList {
+        group_version: "custom.metrics.k8s.io/v1beta1".to_owned(),
+        resources: vec![ListedResource {
+            name: "pods/requests".to_owned(),
+            namespaced: true,
+            kind: "MetricValueList".to_owned(),
+            verbs: Some(VerbList {
+                items: vec!["get".to_owned()],
+            }),
+            ..ListedResource::default()
+        }],
+    };
+    let json = br#"{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","metadata":{},"items":[
+        {"metadata":{"name":"custom.metrics.k8s.io"},"versions":[{"version":"v1beta1","freshness":"Current","resources":[
+        {"resource":"pods","responseKind":{"group":"","version":"","kind":""},"scope":"Namespaced","singularResource":"",
+        "verbs":null,"subresources":[{"subresource":"requests","verbs":["get"],
+        "responseKind":{"group":"","version":"","kind":"MetricValueList"}}]}]}]}]}"#;
+    let (_, aggregated) = discovery::GroupList::parse("application/json", json).unwrap();
+    let aggregated = &aggregated.items[0].versions[0];
+    assert_eq!(resources_of(&aggregated.resources), list.resources);
+    let group_version = Gv::new("custom.metrics.k8s.io", "v1beta1");
+    let back = list.into_version(group_version.as_ref()).unwrap();
+    assert_eq!(&back, aggregated);
+}

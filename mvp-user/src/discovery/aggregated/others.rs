@@ -42,8 +42,7 @@ impl Others {
             .filter(|server| server.id != from)
             .filter_map(|server| {
                 let catalogue = table.catalogue(server.id)?;
-                let live = is_live(server, &catalogue);
-                Some((server.id, catalogue, live))
+                Some((server.id, catalogue, is_live(server)))
             })
             .collect();
         Self {
@@ -84,15 +83,14 @@ impl Others {
                     &catalogue.documents.groups
                 },
                 live: *live,
+                fresh: catalogue.freshness == Freshness::Fresh,
             })
             .collect();
         merge(base, &sources, &self.shared)
     }
 }
 
-/// Whether what only this server serves can be asked for.
-fn is_live(server: &Server, catalogue: &Catalogue) -> bool {
-    server.health() == Health::Up
-        && server.membership() == Membership::Listed
-        && catalogue.freshness == Freshness::Fresh
+/// Whether what only this server serves can be asked for: `route` sends it there then, however old the catalogue is.
+fn is_live(server: &Server) -> bool {
+    server.health() == Health::Up && server.membership() == Membership::Listed
 }

@@ -53,15 +53,20 @@ fn with(resource: Resource) -> Group {
     group
 }
 
+const fn source(groups: &GroupList, live: bool) -> Source<'_> {
+    Source {
+        groups,
+        live,
+        fresh: true,
+    }
+}
+
 fn merged(base: &[Group], others: &[&[Group]]) -> Vec<Group> {
     let lists: Vec<GroupList> = others
         .iter()
         .map(|items| GroupList::new(items.to_vec()))
         .collect();
-    let sources: Vec<Source<'_>> = lists
-        .iter()
-        .map(|groups| Source { groups, live: true })
-        .collect();
+    let sources: Vec<Source<'_>> = lists.iter().map(|groups| source(groups, true)).collect();
     merge(
         &GroupList::new(base.to_vec()),
         &sources,
@@ -126,6 +131,23 @@ fn the_table_of_kube_apiservers_merge_holds() {
 }
 
 #[test]
+fn a_resource_is_described_by_the_first_who_knows_more_than_its_subresources() {
+    let mut placeholder = resource("pods", &[], &["requests"]);
+    placeholder.response_kind = Some(GroupVersionKind::default());
+    let mut whole = resource("pods", &["get"], &[]);
+    whole.response_kind = Some(GroupVersionKind {
+        kind: "Pod".to_owned(),
+        ..GroupVersionKind::default()
+    });
+    let want = whole.response_kind.clone();
+    let have = merged(&[with(placeholder)], &[&[with(whole)]]);
+    let pods = &have[0].versions[0].resources[0];
+    assert_eq!(pods.response_kind, want);
+    assert_eq!(pods.verbs, ["get"]);
+    assert_eq!(pods.subresources[0].subresource, "requests");
+}
+
+#[test]
 fn relative_order_is_kept_and_the_alphabet_breaks_ties() {
     let row = |lists: &[&[&str]], want: &[&str]| {
         let lists: Vec<Vec<&str>> = lists.iter().map(|list| list.to_vec()).collect();
@@ -172,7 +194,7 @@ fn native_merged_documents_are_reproduced_byte_for_byte() {
                 .iter()
                 .enumerate()
                 .filter(|(other, _)| *other != place)
-                .map(|(_, (_, groups))| Source { groups, live: true })
+                .map(|(_, (_, groups))| source(groups, true))
                 .collect();
             let want = fixture(case, node, "apis__v2").unwrap();
             let have = merge(base, &others, &SharedGroups::default());
@@ -206,22 +228,13 @@ fn only_what_no_live_server_has_is_stale() {
             .collect()
     };
     let row = |name: &str, freshness: &str| (name.to_owned(), freshness.to_owned());
-    let departed = Source {
-        groups: &departed,
-        live: false,
-    };
+    let departed = source(&departed, false);
     assert_eq!(
         freshness(&[departed]),
         [row("a/v1", CURRENT), row("a/v2", STALE), row("b/v1", STALE)]
     );
     assert_eq!(
-        freshness(&[
-            departed,
-            Source {
-                groups: &up,
-                live: true
-            }
-        ]),
+        freshness(&[departed, source(&up, true)]),
         [
             row("a/v1", CURRENT),
             row("a/v2", STALE),
@@ -262,15 +275,13 @@ fn shared_groups_are_the_first_servers_but_for_new_ones() {
     peer.items[0].versions[0].resources[0]
         .verbs
         .push("patch".to_owned());
-    let names = |live| -> Vec<String> {
-        let merged = merge(
-            &base,
-            &[Source {
-                groups: &peer,
-                live,
-            }],
-            &shared,
-        );
+    let names = |live, fresh| -> Vec<String> {
+        let peer = Source {
+            groups: &peer,
+            live,
+            fresh,
+        };
+        let merged = merge(&base, &[peer], &shared);
         assert_eq!(
             merged.items[0].versions[0].freshness, STALE,
             "local's word on its backend"
@@ -290,10 +301,11 @@ fn shared_groups_are_the_first_servers_but_for_new_ones() {
             .collect()
     };
     assert_eq!(
-        names(true),
+        names(true, true),
         ["crd/mine", "crd/fresh", "new/x"].map(str::to_owned)
     );
-    assert_eq!(names(false), ["crd/mine"].map(str::to_owned));
+    assert_eq!(names(false, true), ["crd/mine"].map(str::to_owned));
+    assert_eq!(names(true, false), ["crd/mine"].map(str::to_owned));
 }
 
 /// Lists that agree on one overall order, as servers of one lineage do, or not.
@@ -409,7 +421,7 @@ proptest! {
     ) {
         let shared = SharedGroups::default();
         let (base, others) = lists.split_first().unwrap();
-        let sources: Vec<Source<'_>> = others.iter().map(|(groups, live)| Source { groups, live: *live }).collect();
+        let sources: Vec<Source<'_>> = others.iter().map(|(groups, live)| source(groups, *live)).collect();
         let once = merge(&base.0, &sources, &shared);
         // A union, nothing more and nothing less.
         let want: BTreeSet<String> = lists.iter().flat_map(|(list, _)| facts(list)).collect();
@@ -421,7 +433,7 @@ proptest! {
         // Every node sees the same set, whichever server is its own.
         for (place, (own, _)) in lists.iter().enumerate() {
             let rest: Vec<Source<'_>> = lists.iter().enumerate().filter(|(other, _)| *other != place)
-                .map(|(_, (groups, _))| Source { groups, live: true }).collect();
+                .map(|(_, (groups, _))| source(groups, true)).collect();
             prop_assert_eq!(facts(&merge(own, &rest, &shared)), facts(&once));
         }
     }
@@ -442,7 +454,7 @@ proptest! {
         let mut seen: Option<Vec<String>> = None;
         for place in 0..lists.len() {
             let rest: Vec<Source<'_>> = lists.iter().enumerate().filter(|(other, _)| *other != place)
-                .map(|(_, groups)| Source { groups, live: true }).collect();
+                .map(|(_, groups)| source(groups, true)).collect();
             let have = names(&merge(&lists[place], &rest, &shared));
             if let Some(seen) = &seen {
                 prop_assert_eq!(&have, seen);

@@ -24,6 +24,8 @@ use crate::{
 pub(super) const MAX_DOCUMENT: usize = 64 << 20;
 /// After a failure the server is left alone for this long.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
+/// Nobody waits for a fetch that has taken this long already, if there is something to go on with.
+const SLOW: Duration = Duration::from_secs(2);
 /// Answers beyond this are looked at on another thread than the side room's.
 const BLOCKING_FROM: usize = 64 << 10;
 /// Kept documents; a cluster has some hundred group-versions in two representations.
@@ -81,7 +83,8 @@ struct State {
     stored: Option<Arc<Stored>>,
     /// Generation of the server's catalogue that it is of.
     generation: u64,
-    fetching: bool,
+    /// Since when it is being fetched.
+    fetching: Option<Instant>,
     failed: Option<Instant>,
 }
 
@@ -118,13 +121,17 @@ impl Library {
             let lately = now
                 .failed
                 .is_some_and(|failed| failed.elapsed() < RETRY_AFTER);
-            if !live || lately && !now.fetching {
+            let slow = now.fetching.is_some_and(|begun| begun.elapsed() >= SLOW);
+            if !live || lately && now.fetching.is_none() || slow && now.stored.is_some() {
                 // Another generation is better than nothing.
                 return now.stored;
             }
-            if !now.fetching {
-                let begun =
-                    shelf.send_if_modified(|state| !std::mem::replace(&mut state.fetching, true));
+            if now.fetching.is_none() {
+                let begun = shelf.send_if_modified(|state| {
+                    let begun = state.fetching.is_none();
+                    state.fetching.get_or_insert_with(Instant::now);
+                    begun
+                });
                 if begun {
                     let request = FetchRequest {
                         path: path.to_owned(),
@@ -150,6 +157,18 @@ impl Library {
             }
             state.changed().await.ok()?;
         }
+    }
+
+    /// The server's document as it is here, of whatever generation. `None` if it was never had.
+    pub(super) fn kept(
+        &self,
+        server: ServerId,
+        path: &str,
+        accept: &'static str,
+    ) -> Option<Arc<Stored>> {
+        let shelf = Arc::clone(&*self.shelves.get(&(server, path.to_owned(), accept))?);
+        let stored = shelf.borrow().stored.clone();
+        stored.filter(|stored| stored.exists())
     }
 
     /// Forgets documents of servers that are no more.
@@ -210,7 +229,7 @@ impl State {
         generation: u64,
         outcome: Result<Fetched, String>,
     ) {
-        self.fetching = false;
+        self.fetching = None;
         let trouble = match outcome {
             Ok(fetched) => match fetched.status {
                 StatusCode::NOT_MODIFIED if self.stored.is_some() => None,

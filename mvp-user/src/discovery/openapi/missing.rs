@@ -9,7 +9,7 @@ use std::{
 use super::super::aggregated::Others;
 use crate::{
     api::{GroupVersion, GvRef, GvrRef, ServerId, discovery::Resource},
-    table::Documents,
+    table::{Documents, Freshness},
 };
 
 /// `deployments`, `deployments/scale`.
@@ -49,7 +49,7 @@ fn served<'a>(documents: &'a Documents) -> HashMap<GvRef<'a>, HashMap<String, Ha
 
 fn names_of(resource: &Resource) -> impl Iterator<Item = (String, &[String])> {
     let own = resource
-        .response_kind
+        .kind()
         .is_some()
         .then(|| (resource.resource.clone(), resource.verbs.as_slice()));
     own.into_iter()
@@ -85,7 +85,8 @@ impl Missing {
                         version: &version.version,
                     };
                     let owned = others.shared.owned.contains(&group_version);
-                    if others.shared.hides_version(group_version) || owned && !live {
+                    let believed = *live && catalogue.freshness == Freshness::Fresh;
+                    if others.shared.hides_version(group_version) || owned && !believed {
                         continue;
                     }
                     let mine = own.get(&group_version);

@@ -431,6 +431,26 @@ async fn documents_that_need_nothing_from_others_are_left_alone() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_peer_that_becomes_slow_does_not_take_back_what_it_gave() {
+    let world = World::new();
+    let (first, whole, _) = world.get(GV, &[]).await.unwrap();
+    let index = world.index().await;
+    world.be(Mode::Silent);
+    world.changed(2);
+    let begun = Instant::now();
+    let (second, same, _) = world.get(GV, &[]).await.unwrap();
+    assert_eq!(begun.elapsed().as_secs(), 2);
+    assert!(same == whole);
+    assert_eq!(second.headers["etag"], first.headers["etag"]);
+    // One client has waited for it; the next ones need not.
+    let begun = Instant::now();
+    assert!(world.get(GV, &[]).await.unwrap().1 == whole);
+    assert_eq!(begun.elapsed().as_secs(), 0);
+    assert_eq!(world.index().await, index);
+    assert_eq!(world.discovery.counters.openapi_fallbacks(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_peers_fail_to_give_leaves_the_servers_own_answer() {
     for (mode, waits) in [
         (Mode::Fails, 0),

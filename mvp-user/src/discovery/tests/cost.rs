@@ -311,3 +311,25 @@ async fn large_documents_are_compressed_for_those_who_take_it() {
         plain.body
     );
 }
+
+#[tokio::test]
+async fn where_nothing_is_added_whoever_has_the_servers_document_gets_304_as_from_the_server() {
+    let (discovery, nodes) = cluster(&["1.36", "1.36"]);
+    let own = recorded::answer("1.36", "apis__v2").headers[header::ETAG].clone();
+    // curl may be given indented JSON, so the server is asked without condition.
+    for agent in ["kubectl/v1.36", "curl/8"] {
+        let mut request = get("/apis", V2);
+        let headers = request.headers_mut();
+        headers.insert(header::IF_NONE_MATCH, own.clone());
+        headers.insert(header::USER_AGENT, HeaderValue::from_static(agent));
+        let seen = ask(&discovery, &nodes[0], request).await;
+        assert_eq!(
+            (seen.status, seen.body.len()),
+            (StatusCode::NOT_MODIFIED, 0)
+        );
+        assert_eq!(
+            (&seen.headers[header::ETAG], seen.header("vary")),
+            (&own, "Accept")
+        );
+    }
+}

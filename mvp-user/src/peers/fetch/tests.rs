@@ -370,3 +370,31 @@ async fn a_legacy_server_is_asked_for_every_group_version_that_is_seen_anywhere(
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_backend_that_is_away_is_listed_and_a_busy_server_is_not_half_read() {
+    local(async {
+        let (script, table) = (healthy(), table());
+        *script.no_aggregated.borrow_mut() = true;
+        let list = serde_json::json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [
+            {"name": "away", "versions": [{"groupVersion": "away/v1", "version": "v1"}]},
+            {"name": "batch", "versions": [{"groupVersion": "batch/v1", "version": "v1"}]},
+        ]});
+        let versions = serde_json::json!({"kind": "APIVersions", "versions": ["v1"]});
+        script.set("/api", 200, JSON, versions.to_string());
+        script.set("/apis", 200, JSON, list.to_string());
+        script.set("/api/v1", 200, JSON, legacy_resources("v1", &["pods"]));
+        script.set("/apis/away/v1", 503, "text/plain", "service unavailable");
+        script.set("/apis/batch/v1", 429, JSON, "{}");
+        let read = script.read(&mut Memory::default(), &table).await;
+        let busy = read.unwrap_err();
+        assert_eq!(busy.to_string(), "/apis answers 429 Too Many Requests");
+        let jobs = legacy_resources("batch/v1", &["jobs"]);
+        script.set("/apis/batch/v1", 200, JSON, jobs);
+        let reading = script.read(&mut Memory::default(), &table).await.unwrap();
+        assert!(gets(&reading, "batch", "v1", "jobs"));
+        let away = &reading.documents.groups.items[0];
+        assert_eq!((away.name(), &*away.versions[0].freshness), ("away", STALE));
+    })
+    .await;
+}
