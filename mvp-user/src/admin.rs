@@ -172,8 +172,8 @@ impl State {
     }
 }
 
-/// Serves `state` until it is dropped: the control socket, and metrics where they are wanted. `exposition` holds what
-/// the rooms registered. While [`State::not_ready`] is empty for the first time, the control socket is announced.
+/// Serves `state` until it is dropped: the control socket, and metrics where they are wanted until mvp drains. `exposition`
+/// holds what the rooms registered. While [`State::not_ready`] is empty for the first time, the control socket is announced.
 pub async fn run(
     state: Arc<State>,
     mut exposition: Exposition,
@@ -190,9 +190,19 @@ pub async fn run(
         }
         control.announce();
     };
+    let until_it_drains = async {
+        while !state.daemon.is_draining() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
     let metrics = async {
+        // The port is the next process's then: a scraper that meets now one of them and now the other takes each change for a
+        // restart, and every counter for one that has grown by all it has.
         if let Some(exposed) = exposed {
-            exposed.serve(public).await;
+            tokio::select! {
+                () = exposed.serve(public) => {}
+                () = until_it_drains => {}
+            }
         }
     };
     tokio::join!(announce, control.serve(private), metrics);

@@ -265,6 +265,13 @@ fn dispatch(
 
 /// `mvp run`: all that is wrong with the configuration at once, or the daemon.
 fn start(flags: &Flags, run: impl FnOnce(Resolved) -> anyhow::Result<()>) -> ExitCode {
+    if std::process::id() == 1
+        && let Err(error) = daemon::hold_signals()
+    {
+        complain(&format!(
+            "a signal that comes during the start may be lost: {error}"
+        ));
+    }
     let check = |tls: &TlsConfig| match Tls::load(tls) {
         Ok(_) => Vec::new(),
         Err(errors) => errors.iter().map(ToString::to_string).collect(),
@@ -295,7 +302,10 @@ fn start(flags: &Flags, run: impl FnOnce(Resolved) -> anyhow::Result<()>) -> Exi
 
 /// Logs go to standard error; `MVP_LOG` takes the filters of tracing-subscriber.
 fn start_logging(format: LogFormat) {
-    let filter = EnvFilter::try_from_env("MVP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = log_filter(std::env::var("MVP_LOG").ok().as_deref()).unwrap_or_else(|error| {
+        complain(&format!("{error}; `info` is logged"));
+        EnvFilter::new("info")
+    });
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
@@ -308,6 +318,12 @@ fn start_logging(format: LogFormat) {
     if let Err(error) = done {
         complain(&format!("logging: {error}"));
     }
+}
+
+/// What `MVP_LOG` says; `info` where it says nothing.
+fn log_filter(said: Option<&str>) -> Result<EnvFilter, String> {
+    let said = said.filter(|it| !it.is_empty()).unwrap_or("info");
+    EnvFilter::try_new(said).map_err(|error| format!("MVP_LOG: {said:?}: {error}"))
 }
 
 /// Every verb but `run`.
@@ -346,7 +362,11 @@ fn answer(verb: Verb) -> Result<ExitCode, ClientError> {
             Some(Peers::Forget { address }) => {
                 let body = serde_json::json!({ "address": address });
                 asking.client()?.post("/v1/peers/forget", &body)?;
-                Ok(print(&format!("{address} is forgotten\n")))
+                Ok(print(&if asking.output == Output::Json {
+                    format!("{}\n", serde_json::json!({ "forgotten": address }))
+                } else {
+                    format!("{address} is forgotten\n")
+                }))
             }
         },
         Verb::Ui(options) => ui::run(&options),

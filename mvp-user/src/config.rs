@@ -216,3 +216,21 @@ pub struct Cidr {
     /// Prefix length in bits.
     pub length: u8,
 }
+
+impl Cidr {
+    /// Whether an address lies in it.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let beyond = |bits: u32| bits.saturating_sub(u32::from(self.length));
+        match (self.address, address) {
+            (IpAddr::V4(base), IpAddr::V4(address)) => {
+                let mask = u32::MAX.checked_shl(beyond(u32::BITS)).unwrap_or(0);
+                (base.to_bits() ^ address.to_bits()) & mask == 0
+            }
+            (IpAddr::V6(base), IpAddr::V6(address)) => {
+                let mask = u128::MAX.checked_shl(beyond(u128::BITS)).unwrap_or(0);
+                (base.to_bits() ^ address.to_bits()) & mask == 0
+            }
+            _ => false,
+        }
+    }
+}

@@ -16,7 +16,7 @@ use super::{
     wire::{Finding, Grade},
 };
 use crate::{
-    config::{self, Config, Flags},
+    config::{self, Config, Flags, SteerMode},
     health::link::Marker,
     table::{Server, Table},
     upstream::Dialer,
@@ -58,8 +58,17 @@ pub(super) async fn running(state: &State) -> Vec<Finding> {
 
 /// What can be found without a running mvp, by the flags that `mvp run` would be given. Blocks.
 pub fn alone(flags: &Flags) -> Vec<Finding> {
-    let mut findings = vec![node::rights(), node::program()];
-    let resolved = match config::resolve_with(flags, |_| Vec::new(), config::published::fetch) {
+    let resolved = config::resolve_with(flags, |_| Vec::new(), config::published::fetch);
+    // Where nothing is steered, none of this is needed.
+    let direct = resolved
+        .as_ref()
+        .is_ok_and(|it| !it.config.listen.is_empty() || it.config.steer == SteerMode::Never);
+    let mut findings = if direct {
+        Vec::new()
+    } else {
+        vec![node::rights(), node::program()]
+    };
+    let resolved = match resolved {
         Ok(resolved) => resolved,
         Err(errors) => {
             findings.extend(errors.into_iter().map(|error| {

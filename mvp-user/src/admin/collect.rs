@@ -1,6 +1,6 @@
 //! What `/metrics` reads from other rooms at scrape time: servers, knowledge, steering, certificates, the process.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::SystemTime};
 
 use prometheus_client::{
     collector::Collector,
@@ -59,25 +59,36 @@ impl Scrape {
         )
     }
 
+    /// One sample for each file: of a bundle of CAs, the one that expires next. Those that have expired are left over there
+    /// as long as any has not.
     fn certificates(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now = i64::try_from(now.unwrap_or_default().as_secs()).unwrap_or(i64::MAX);
+        let rank = |expiry: i64| (expiry <= now, expiry);
         let material = self.0.tls.current();
-        let expiries: Vec<(Labels, f64)> = material
-            .certificates
-            .iter()
-            .map(|it| {
+        let mut next = BTreeMap::new();
+        for it in &material.certificates {
+            let expiry = next.entry((it.flag, &it.file)).or_insert(it.not_after);
+            if rank(it.not_after) < rank(*expiry) {
+                *expiry = it.not_after;
+            }
+        }
+        let expiries: Vec<(Labels, f64)> = next
+            .into_iter()
+            .map(|((flag, file), expiry)| {
                 let labels = vec![
-                    ("flag", it.flag.to_owned()),
-                    ("file", it.file.display().to_string()),
+                    ("flag", flag.to_owned()),
+                    ("file", file.display().to_string()),
                 ];
                 #[expect(clippy::cast_precision_loss, reason = "seconds since 1970 fit")]
-                let expiry = it.not_after as f64;
+                let expiry = expiry as f64;
                 (labels, expiry)
             })
             .collect();
         gauges(
             encoder,
             "mvp_certificate_expiry_timestamp_seconds",
-            "When the certificate expires",
+            "When the certificate expires; of several in one file, the next that does",
             &expiries,
         )
     }

@@ -100,8 +100,8 @@ pub(crate) struct Stage {
     pub(crate) state: Arc<State>,
     pub(crate) puppet: Arc<Puppet>,
     pub(crate) peers: Vec<Arc<Server>>,
-    // Keeps the files.
-    _pki: Pki,
+    /// The files that are in use.
+    pub(crate) pki: Pki,
 }
 
 fn catalogue(version: &str, resources: &[(&str, &str, &str, &[&str])]) -> Arc<Catalogue> {
@@ -195,7 +195,7 @@ impl Stage {
             state,
             puppet,
             peers,
-            _pki: pki,
+            pki,
         }
     }
 }

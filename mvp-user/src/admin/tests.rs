@@ -3,7 +3,10 @@
 use std::{net::IpAddr, sync::atomic::Ordering};
 
 use super::{fixtures::Stage, *};
-use crate::table::{Health, Membership, Proof};
+use crate::{
+    table::{Health, Membership, Proof},
+    tls::fixtures::Ca,
+};
 
 fn asker() -> Asker {
     Asker {
@@ -214,6 +217,28 @@ async fn a_scrape_has_every_family_once_with_help() {
     ] {
         assert!(text.contains(wanted), "{wanted} is missing from {text}");
     }
+}
+
+/// As while a CA is replaced: both are trusted.
+#[tokio::test]
+async fn a_bundle_of_cas_is_one_sample() {
+    let stage = Stage::new();
+    let next = Ca::new("kubernetes");
+    let bundle = [stage.pki.ca.pem.as_str(), &next.pem].concat();
+    stage.pki.write("ca.crt", &bundle);
+    assert!(stage.state.tls.reload());
+    let mut exposition = Exposition::default();
+    exposition.collect(collect::Scrape(Arc::clone(&stage.state)));
+    let text = exposition.encode(Format::OpenMetrics).unwrap();
+    let mut samples: Vec<_> = text
+        .lines()
+        .filter(|it| !it.starts_with('#'))
+        .map(|it| it.rsplit_once(' ').unwrap().0)
+        .collect();
+    let count = samples.len();
+    samples.sort_unstable();
+    samples.dedup();
+    assert_eq!(samples.len(), count, "a sample is there twice: {text}");
 }
 
 #[tokio::test]

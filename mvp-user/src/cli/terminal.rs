@@ -5,7 +5,10 @@ use std::{
     process::ExitCode,
 };
 
-use super::{Output, table::Page};
+use super::{
+    Output,
+    table::{self, Page},
+};
 
 impl Output {
     pub(super) fn page(self) -> Page {
@@ -45,7 +48,30 @@ pub(super) fn print(text: &str) -> ExitCode {
     }
 }
 
+/// Some of what went wrong is in a server's words; lines are ours.
+const fn clean_but_lines(letter: char) -> char {
+    match letter {
+        '\n' => letter,
+        _ => table::clean(letter),
+    }
+}
+
 pub(super) fn complain(text: &str) {
     // Nobody to tell if standard error is closed.
+    let text: String = text.chars().map(clean_but_lines).collect();
     drop(writeln!(std::io::stderr().lock(), "mvp: {text}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_servers_say_commands_no_terminal() {
+        let text: String = "no \u{1b}[2J\u{9b}1m\nnext"
+            .chars()
+            .map(clean_but_lines)
+            .collect();
+        assert_eq!(text, "no \u{fffd}[2J\u{fffd}1m\nnext");
+    }
 }

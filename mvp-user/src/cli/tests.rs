@@ -1,6 +1,9 @@
 //! The verbs against a control socket that is really there.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::Ordering},
+};
 
 use super::*;
 use crate::{
@@ -276,6 +279,23 @@ async fn the_metrics_port_shows_metrics_and_probes_and_nothing_else() {
     drop(Exposed::bind(address).unwrap());
 }
 
+#[tokio::test]
+async fn who_drains_leaves_the_metrics_port_to_the_next_and_still_answers_root() {
+    let stage = Stage::new();
+    let (directory, address) = served(&stage);
+    let link = announced(directory.path()).await;
+    drop(tokio::net::TcpStream::connect(address).await.unwrap());
+    stage.puppet.draining.store(true, Ordering::Relaxed);
+    for _ in 0..100 {
+        if tokio::net::TcpStream::connect(address).await.is_err() {
+            asked(&link, |it| it.get("/metrics").unwrap()).await;
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    panic!("it still listens at {address}");
+}
+
 #[test]
 fn no_mvp_is_one_clear_sentence() {
     let directory = tempfile::tempdir().unwrap();
@@ -292,6 +312,20 @@ fn no_mvp_is_one_clear_sentence() {
             && text.contains("-- /mvp "),
         "{text}"
     );
+}
+
+#[test]
+fn a_log_filter_that_is_none_is_named_and_an_empty_one_says_nothing() {
+    let error = log_filter(Some("info,mvp_user::health=loud")).unwrap_err();
+    assert!(
+        error.starts_with("MVP_LOG: ") && error.contains("loud"),
+        "{error}"
+    );
+    let info = EnvFilter::new("info").to_string();
+    for said in [None, Some("")] {
+        assert_eq!(log_filter(said).unwrap().to_string(), info);
+    }
+    drop(log_filter(Some("info,mvp_user::health=debug")).unwrap());
 }
 
 #[test]

@@ -254,11 +254,12 @@ impl Flag {
             .env(self.env)
             .hide_env(true)
             .value_name(self.value)
-            .help(self.help)
-            .action(match self.list {
-                List::No => ArgAction::Set,
-                List::Commas | List::Semicolons => ArgAction::Append,
-            });
+            .help(self.help);
+        let arg = match self.list {
+            // As kube-apiserver: the last one counts. What the chart writes can be written again behind it.
+            List::No => arg.action(ArgAction::Set).overrides_with(self.name),
+            List::Commas | List::Semicolons => arg.action(ArgAction::Append),
+        };
         if self.default.is_empty() {
             arg
         } else {

@@ -31,6 +31,8 @@ pub(super) const NAME: &str = "kube-system/extension-apiserver-authentication";
 pub(super) const PATHS: &str = "/proc/self/fd/";
 /// How long reading it may take at start.
 const WITHIN: Duration = Duration::from_secs(10);
+/// How long one server may take: the next is asked in time if local hangs.
+const EACH: Duration = Duration::from_secs(4);
 /// How often it is read again: CAs are rotated over hours.
 const AGAIN: Duration = Duration::from_mins(1);
 /// So many failures in a row are more than an API server that is being replaced.
@@ -114,9 +116,10 @@ async fn read(access: &Access) -> Result<Option<ConfigMap>, String> {
     // Local may be down; anybody's answer is as good, for the connection is verified.
     let mut last = String::new();
     for config in near.into_iter().chain([config]) {
-        match get(config).await {
-            Ok(map) => return Ok(map),
-            Err(error) => last = error,
+        match tokio::time::timeout(EACH, get(config)).await {
+            Ok(Ok(map)) => return Ok(map),
+            Ok(Err(error)) => last = error,
+            Err(_late) => last = format!("no answer within {EACH:?}"),
         }
     }
     Err(last)

@@ -56,7 +56,7 @@ pub fn resolve(
 }
 
 /// The same, with the ConfigMap as last source ([`published::fetch`]): it is asked for only if neither flags nor a manifest
-/// say by which CAs clients are judged.
+/// say by which CAs clients are judged, and who may be a front proxy.
 pub fn resolve_with(
     flags: &Flags,
     check_tls: impl FnOnce(&TlsConfig) -> Vec<String>,
@@ -231,10 +231,12 @@ impl Reader<'_> {
         fetch: impl FnOnce(&Access) -> Result<Option<Published>, String>,
     ) {
         // A manifest is kube-apiserver's own word: what it does not say is not configured there either.
-        let said = |name: &&str| self.flags.get(name).is_some();
-        if !self.manifest.is_empty() || published::CAS.iter().all(said) {
+        if !self.manifest.is_empty() {
             return;
         }
+        let Some(missing) = self.unsaid() else {
+            return;
+        };
         let last = |name| self.given(name).0.pop().filter(|text| !text.is_empty());
         let access = Access {
             kubeconfig: last("kubeconfig").map(PathBuf::from),
@@ -244,7 +246,7 @@ impl Reader<'_> {
         match fetch(&access) {
             Ok(published) => self.published = published,
             Err(error) => self.fail(
-                "client-ca-file",
+                missing,
                 Origin::Default,
                 format!(
                     "not given, nor is --kubeadm-manifest, and ConfigMap {} cannot be read: {error}",
@@ -252,6 +254,20 @@ impl Reader<'_> {
                 ),
             ),
         }
+    }
+
+    /// What the ConfigMap is needed for: a CA, or, beside the CA of front proxies, their names. Where no names are known
+    /// every certificate of that CA may name any user, and kube-apiserver may have been told better.
+    fn unsaid(&self) -> Option<&'static str> {
+        const NAMES: &str = "requestheader-allowed-names";
+        let is_unsaid = |name: &&str| self.flags.get(name).is_none();
+        if let Some(ca) = published::CAS.into_iter().find(is_unsaid) {
+            return Some(ca);
+        }
+        let proxies = self.flags.get("requestheader-client-ca-file");
+        // Said to be none: then nobody is a front proxy.
+        let trusted = proxies.is_some_and(|(path, _)| path.iter().any(|it| !it.is_empty()));
+        (trusted && is_unsaid(&NAMES)).then_some(NAMES)
     }
 
     /// Where local is and which port is steered: each follows from the other if only one is given.

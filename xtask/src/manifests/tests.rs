@@ -31,7 +31,7 @@ fn variants() -> Vec<Value> {
     vec![
         with(&json!({})),
         with(&json!({
-            "oldKernel": true, "hardened": true,
+            "oldKernel": true, "foreignFiles": true, "hardened": true,
             "image": {"repository": "registry.example/mvp", "tag": "1", "digest": "sha256:00", "pullPolicy": "Always"},
             "imagePullSecrets": ["key"],
             "extraArgs": ["--steer-percent=10", "--secure-port=16443"],
@@ -134,6 +134,10 @@ fn the_daemon_set_is_made_for_a_control_plane_node() {
         if values["oldKernel"] == true {
             needs.push("SYS_RESOURCE");
         }
+        // mvp keeps it for renewed files, if it has it.
+        if values["foreignFiles"] == true {
+            needs.push("DAC_READ_SEARCH");
+        }
         assert_eq!(security["capabilities"]["add"], json!(needs));
         assert_eq!(security["seccompProfile"]["type"], values["seccompProfile"]);
         let selinux = security["seLinuxOptions"]["type"].as_str();
@@ -146,6 +150,9 @@ fn the_daemon_set_is_made_for_a_control_plane_node() {
             let command = container[probe]["exec"]["command"].as_array().unwrap();
             assert_eq!(command[..2], [json!("/mvp"), json!("probe")], "{probe}");
         }
+        // One that hangs is not waited for as one that drains.
+        let liveness = &container["livenessProbe"];
+        assert_eq!(liveness["terminationGracePeriodSeconds"], 30);
         // Both pods of a replacement have pid 1 and share /run/mvp.
         let socket = container["env"]
             .as_array()
@@ -318,6 +325,10 @@ fn what_is_scraped_is_where_metrics_are_served() {
     assert!(arguments.as_array().unwrap().contains(&flag));
     let scrape = objects(&rendered["monitoring.yaml"]).remove(1);
     assert_eq!(scrape["kind"], "ScrapeConfig");
+    // As the pods are scheduled.
+    let nodes = &scrape["spec"]["kubernetesSDConfigs"][0]["selectors"][0]["label"];
+    let wanted = "kubernetes.io/os=linux,node-role.kubernetes.io/control-plane=";
+    assert_eq!(nodes, wanted);
     let steps = scrape["spec"]["relabelings"].as_array().unwrap();
     assert_eq!(steps[0]["replacement"], "0.0.0.0:19740");
     // One for each family, anchored by Prometheus: an IPv6 address needs brackets before the port.
@@ -363,6 +374,30 @@ fn every_alert_has_a_runbook_that_exists() {
         }
     }
     assert!(seen >= 10, "{seen}");
+}
+
+#[test]
+fn a_thread_that_hangs_raises_an_alert_before_the_kubelet_ends_the_process() {
+    let values = with(
+        &json!({"monitoring": {"enabled": true, "runbooks": "https://example.org", "scrape": false, "labels": {}}}),
+    );
+    let rendered = render(&values).unwrap();
+    let pod = objects(&rendered["daemonset.yaml"]).remove(0);
+    let probe = &pod["spec"]["template"]["spec"]["containers"][0]["livenessProbe"];
+    let number = |name: &str| probe[name].as_u64().unwrap();
+    let ends_after = number("periodSeconds") * number("failureThreshold");
+    let rules = objects(&rendered["monitoring.yaml"]).remove(0);
+    let rules = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
+    let rule = rules.iter().find(|it| it["alert"] == "MvpHeartbeatOld");
+    let rule = rule.unwrap();
+    let seconds = |text: &str| text.strip_suffix('s').and_then(|it| it.parse::<u64>().ok());
+    let waits = rule.get("for").map(|it| it.as_str().unwrap());
+    assert!(
+        waits.is_none_or(|it| seconds(it).is_some_and(|it| it < ends_after)),
+        "{rule}"
+    );
+    // And what one scrape has shown is not forgotten with the process.
+    assert!(rule["expr"].as_str().unwrap().contains("max_over_time("));
 }
 
 #[test]

@@ -37,10 +37,22 @@ pub(super) fn validity(material: &Material, config: &TlsConfig) -> Vec<Finding> 
         .ok()
         .and_then(|it| i64::try_from(it.as_secs()).ok())
         .unwrap_or_default();
+    let valid = |it: &CertificateInfo| it.not_before <= now && now < it.not_after;
     let mut findings: Vec<Finding> = material
         .certificates
         .iter()
-        .map(|it| period(it, now))
+        .map(|it| {
+            let in_its_file =
+                |other: &&CertificateInfo| other.flag == it.flag && other.file == it.file;
+            let mut others = material.certificates.iter().filter(in_its_file);
+            if valid(it) || !others.any(valid) {
+                return period(it, now);
+            }
+            // While CAs are replaced the old and the new one stand there together; kube-apiserver works with both.
+            let found = format!("{}: {}", it.subject, period(it, now).found);
+            let hint = "another CA in the file is valid: only what this one issued is refused";
+            warn(it.flag, found, hint)
+        })
         .collect();
     let others = material.warnings.iter().filter(|it| {
         // Those were just told.
@@ -131,7 +143,7 @@ fn told(error: &TlsError) -> String {
 fn broken(error: &TlsError) -> Finding {
     let hint = match &error.fault {
         Fault::Unreadable(_) => {
-            "does the path exist on this node (in a pod: is its directory mounted?), and may this user read it? run as root"
+            "does the path exist on this node (in a pod: is its directory mounted?), and may this user read it? run as root; of another user's file root needs CAP_DAC_READ_SEARCH in a pod or unit"
         }
         Fault::Mismatch(_) => {
             "put the key beside it that it was issued for, or renew both (kubeadm certs renew)"
@@ -169,20 +181,17 @@ fn trust(material: &Material, config: &TlsConfig) -> Option<Finding> {
     };
     let mut sent = HeaderMap::new();
     sent.insert("x-remote-user", HeaderValue::from_static("mvp:probe"));
-    let caller =
-        Presented::new(&chain)?.caller(&sent, &material.authorities, &headers, SystemTime::now());
-    let reason = match caller {
-        Caller::FrontProxy => {
-            return Some(ok(
-                NAME,
-                "--requestheader-client-ca-file issued mvp's certificate",
-            ));
-        }
-        Caller::Rejected(reason) => Some(reason),
-        _ => None,
-    };
+    let mut presented = Presented::new(&chain)?;
+    let caller = presented.caller(&sent, &material.authorities, &headers, SystemTime::now());
+    if matches!(caller, Caller::FrontProxy) {
+        return Some(ok(
+            NAME,
+            "--requestheader-client-ca-file issued mvp's certificate",
+        ));
+    }
     let file = file.display();
-    let (found, hint) = match reason {
+    // Not only of one that is refused: with one CA for both it is a user's certificate all the same.
+    let (found, hint) = match presented.fault() {
         Some(Reason::NameNotAllowed) => (
             format!("the CN of {file} is not among --requestheader-allowed-names"),
             "add it there on every kube-apiserver, or take the certificate whose CN is",

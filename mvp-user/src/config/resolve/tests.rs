@@ -317,6 +317,19 @@ fn of_several_ports_in_the_manifest_the_last_counts() {
 }
 
 #[test]
+fn of_a_flag_that_is_given_twice_the_last_counts() {
+    // As the chart has it, and behind it its `extraArgs`.
+    let config = config(&[
+        "--log-format=json",
+        "--drain-timeout=900s",
+        "--log-format=text",
+        "--drain-timeout=5s",
+    ]);
+    assert_eq!(config.log_format, LogFormat::Text);
+    assert_eq!(config.drain_timeout, Duration::from_secs(5));
+}
+
+#[test]
 fn there_are_no_more_threads_than_heartbeat_slots() {
     assert_eq!(
         (threads_for(2), threads_for(63), threads_for(192)),
@@ -495,6 +508,31 @@ fn the_config_map_is_asked_for_only_if_it_is_needed() {
     std::fs::write(&path, MANIFEST).unwrap();
     let manifest = format!("--kubeadm-manifest={}", path.display());
     resolve_with(&flags(&[&manifest]), |_| Vec::new(), never).unwrap();
+}
+
+#[test]
+fn who_may_be_a_front_proxy_is_asked_for_where_only_their_ca_is_given() {
+    let mut given = NO_CA.to_vec();
+    given.push("--client-ca-file=/pki/ca.crt");
+    given.push("--requestheader-client-ca-file=/pki/ca.crt");
+    let there = |_: &Access| -> Result<Option<Published>, String> { Ok(Some(published())) };
+    let resolved = resolve_with(&flags(&given), |_| Vec::new(), there).unwrap();
+    let tls = &resolved.config.tls;
+    assert_eq!(
+        tls.requestheader_allowed_names,
+        ["front-proxy-client", "other"]
+    );
+    assert_eq!(tls.client_ca_file, Some(PathBuf::from("/pki/ca.crt")));
+    let away = |_: &Access| -> Result<Option<Published>, String> { Err("refused".to_owned()) };
+    let errors = resolve_with(&flags(&given), |_| Vec::new(), away).unwrap_err();
+    assert!(
+        errors[0].starts_with("--requestheader-allowed-names: not given"),
+        "{errors:?}"
+    );
+    // Any name, for that is what was said.
+    given.push("--requestheader-allowed-names=");
+    let resolved = resolve_with(&flags(&given), |_| Vec::new(), away).unwrap();
+    assert_eq!(resolved.config.tls.requestheader_allowed_names, [""; 0]);
 }
 
 #[test]
