@@ -52,7 +52,9 @@ impl Tunnelled {
             let Some((name, value)) = line.rsplit_once(' ') else {
                 continue;
             };
-            if !name.starts_with("mvp_tunnel_bytes_") {
+            if !name.starts_with("mvp_tunnel_up_bytes")
+                && !name.starts_with("mvp_tunnel_down_bytes")
+            {
                 continue;
             }
             let bytes: u64 = value.parse().unwrap_or(0);
@@ -72,9 +74,9 @@ mod tests {
 
     #[test]
     fn both_directions_of_either_way_are_added() {
-        let text = "HTTP/1.0 200 OK\r\n\r\n# TYPE mvp_tunnel_bytes_up counter\n\
-            mvp_tunnel_bytes_up_total{way=\"spliced\"} 5\nmvp_tunnel_bytes_up_total{way=\"copied\"} 7\n\
-            mvp_tunnel_bytes_down_total{way=\"spliced\"} 100\nmvp_tunnels 3\n# EOF\n";
+        let text = "HTTP/1.0 200 OK\r\n\r\n# TYPE mvp_tunnel_up_bytes counter\n\
+            mvp_tunnel_up_bytes_total{way=\"spliced\"} 5\nmvp_tunnel_up_bytes_total{way=\"copied\"} 7\n\
+            mvp_tunnel_down_bytes_total{way=\"spliced\"} 100\nmvp_tunnels 3\n# EOF\n";
         let (spliced, copied) = (105, 7);
         assert_eq!(Tunnelled::read(text), Tunnelled { spliced, copied });
     }
