@@ -237,24 +237,22 @@ impl Acceptor {
         F: Future<Output = ()> + 'static,
     {
         let mut slot = self.room.enter();
+        let (acceptor, handler) = (Arc::clone(self), Rc::clone(handler));
         let Some(seat) = self.seats.elsewhere(load) else {
             slot.belongs_to(load);
-            self.start((stream, peer, slot), tasks, handler);
+            tasks.spawn_local(async move { acceptor.tend((stream, peer, slot), &*handler).await });
             return;
         };
         let handed = match seat.hand(stream, peer, slot) {
             Ok(handed) => handed,
             Err(error) => return self.lost(&error),
         };
-        let (acceptor, handler, load) = (Arc::clone(self), Rc::clone(handler), load.clone());
+        let load = load.clone();
         tasks.spawn_local(async move {
             sleep(TAKE_BACK).await;
             if let Some(mut arrival) = handed.take() {
                 arrival.slot.belongs_to(&load);
-                match arrival.begin() {
-                    Ok(arrived) => acceptor.tend(arrived, &*handler).await,
-                    Err(error) => acceptor.lost(&error),
-                }
+                acceptor.begin(arrival, &*handler).await;
             }
         });
     }
@@ -265,24 +263,21 @@ impl Acceptor {
         H: Fn(Connection) -> F + 'static,
         F: Future<Output = ()> + 'static,
     {
-        match handed.take().map(Arrival::begin) {
-            None => {}
-            Some(Ok(arrived)) => self.start(arrived, tasks, handler),
-            Some(Err(error)) => self.lost(&error),
+        if let Some(arrival) = handed.take() {
+            let (acceptor, handler) = (Arc::clone(self), Rc::clone(handler));
+            tasks.spawn_local(async move { acceptor.begin(arrival, &*handler).await });
         }
     }
 
-    fn start<H, F>(
-        self: &Arc<Self>,
-        arrived: (TcpStream, SocketAddr, Slot),
-        tasks: &mut JoinSet<()>,
-        handler: &Rc<H>,
-    ) where
-        H: Fn(Connection) -> F + 'static,
-        F: Future<Output = ()> + 'static,
+    async fn begin<H, F>(&self, arrival: Arrival, handler: &H)
+    where
+        H: Fn(Connection) -> F,
+        F: Future<Output = ()>,
     {
-        let (acceptor, handler) = (Arc::clone(self), Rc::clone(handler));
-        tasks.spawn_local(async move { acceptor.tend(arrived, &*handler).await });
+        match arrival.begin() {
+            Ok(arrived) => self.tend(arrived, handler).await,
+            Err(error) => self.lost(&error),
+        }
     }
 
     async fn tend<H, F>(&self, (stream, peer, slot): (TcpStream, SocketAddr, Slot), handler: &H)

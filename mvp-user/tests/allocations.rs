@@ -2,11 +2,7 @@
 #![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
 
 use http::Method;
-use mvp_user::{
-    config::LocalDown,
-    request_info::RequestInfo,
-    route::{Evidence, decide},
-};
+use mvp_user::request_info::RequestInfo;
 
 #[path = "../benches/route/request.rs"]
 mod request;
@@ -21,13 +17,7 @@ fn a_decision_allocates_nothing() {
         let uri = world::uri(uri);
         let count = allocation_counter::measure(|| {
             let info = RequestInfo::parse(&Method::GET, &uri).unwrap();
-            let decision = decide(
-                &info,
-                &asker,
-                &Evidence::default(),
-                &table,
-                LocalDown::Failover,
-            );
+            let decision = world::decision(&info, &table, &asker);
             assert!(decision.server().is_some());
         });
         assert_eq!(count.count_total, 0, "{name}");

@@ -20,10 +20,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use http::Method;
 use mvp_user::{
-    config::LocalDown,
     discovery::merge::{Source, merge},
     request_info::RequestInfo,
-    route::{Evidence, decide},
     table::SharedGroups,
 };
 
@@ -89,13 +87,7 @@ fn round(name: &str) -> Option<Box<dyn FnMut()>> {
             let info = RequestInfo::parse(&Method::GET, &uri(asked)?).ok()?;
             let (table, asker) = (world::table(), world::asker());
             Box::new(move || {
-                let decision = decide(
-                    black_box(&info),
-                    &asker,
-                    &Evidence::default(),
-                    &table,
-                    LocalDown::Failover,
-                );
+                let decision = world::decision(&info, &table, &asker);
                 assert!(black_box(decision).server().is_some());
             })
         }

@@ -6,11 +6,7 @@ use std::{hint::black_box, time::Duration};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use http::Method;
-use mvp_user::{
-    config::LocalDown,
-    request_info::RequestInfo,
-    route::{Evidence, decide},
-};
+use mvp_user::request_info::RequestInfo;
 
 mod request;
 mod world;
@@ -31,13 +27,7 @@ fn route(criterion: &mut Criterion) {
         criterion.bench_function(&format!("decide/{name}"), |bencher| {
             bencher.iter_custom(|count| {
                 spent(count, || {
-                    let decision = decide(
-                        black_box(&info),
-                        &asker,
-                        &Evidence::default(),
-                        &table,
-                        LocalDown::Failover,
-                    );
+                    let decision = world::decision(&info, &table, &asker);
                     black_box(decision).server().is_some()
                 })
             });
@@ -75,13 +65,7 @@ fn growth(criterion: &mut Criterion) {
             criterion.bench_function(&format!("{name}/{what}"), |bencher| {
                 bencher.iter_custom(|count| {
                     spent(count, || {
-                        let decision = decide(
-                            black_box(&info),
-                            &asker,
-                            &Evidence::default(),
-                            &table,
-                            LocalDown::Failover,
-                        );
+                        let decision = world::decision(&info, &table, &asker);
                         black_box(decision).server().is_some()
                     })
                 });

@@ -1,13 +1,16 @@
 //! A table of eight servers for benchmarks and for the allocation test: local and six peers are old, one is new.
 
 use std::{
+    hint::black_box,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
 };
 
 use mvp_user::{
     api::{GroupVersion, Gvr, ServerId, Verb, Verbs},
-    route::{Asker, AskerKind},
+    config::LocalDown,
+    request_info::RequestInfo,
+    route::{Asker, AskerKind, Decision, Evidence, decide},
     table::{Catalogue, Documents, Freshness, Health, Proof, Served, Server, Table},
 };
 use tokio::time::Instant;
@@ -114,4 +117,10 @@ pub(crate) fn uri(text: &str) -> http::Uri {
     let uri = http::Uri::from_maybe_shared(shared).expect("a URI");
     drop(keep);
     uri
+}
+
+/// Where a request of [`asker`]'s should go, as at its first attempt.
+pub(crate) fn decision(info: &RequestInfo, table: &Table, asker: &Asker) -> Decision {
+    let none = Evidence::default();
+    decide(black_box(info), asker, &none, table, LocalDown::Failover)
 }

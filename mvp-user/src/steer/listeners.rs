@@ -251,4 +251,4 @@ pub enum WatchError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,6 +1,9 @@
 //! Which connections may be closed, and how fast.
 
-use super::{super::sockdiag::Traffic, *};
+use super::{
+    super::{listeners, sockdiag::Traffic},
+    *,
+};
 
 const IDLE: Duration = Duration::from_secs(5);
 const API: u64 = 100;
@@ -25,12 +28,8 @@ fn idle() -> Entry {
 
 fn listener(address: &str, both_families: bool) -> Listener {
     Listener {
-        address: address.parse().unwrap(),
-        both_families,
-        cookie: 1,
-        inode: 1,
-        uid: 0,
         cgroup: Some(API),
+        ..listeners::tests::listener(address, both_families)
     }
 }
 

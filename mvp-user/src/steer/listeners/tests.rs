@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn listener(address: &str, both_families: bool) -> Listener {
+pub(in crate::steer) fn listener(address: &str, both_families: bool) -> Listener {
     Listener {
         address: address.parse().unwrap(),
         both_families,

@@ -14,6 +14,20 @@ use super::{
     world::{NEW, PODS, World, in_world, killed, restarted},
 };
 
+/// Another program on the node, which says the same to everybody.
+fn stranger(world: &World, address: &'static str, words: &'static [u8]) -> TcpListener {
+    world.node.run(async move {
+        let listener = TcpListener::bind(address).unwrap();
+        let other = listener.try_clone().unwrap();
+        thread::spawn(move || {
+            while let Ok((mut stream, _)) = other.accept() {
+                drop(stream.write_all(words));
+            }
+        });
+        listener
+    })
+}
+
 #[test]
 fn a_restart_of_the_api_server_refuses_no_connect_and_fails_no_read() {
     in_world(|world| {
@@ -96,16 +110,7 @@ fn an_api_server_that_has_gone_leaves_its_port_to_another_program_and_gets_it_ba
         seen.none_refused(during);
         seen.all_answered(200);
 
-        let listener = world.node.run(async {
-            let listener = TcpListener::bind("0.0.0.0:6443").unwrap();
-            let other = listener.try_clone().unwrap();
-            thread::spawn(move || {
-                while let Ok((mut stream, _)) = other.accept() {
-                    drop(stream.write_all(b"H"));
-                }
-            });
-            listener
-        });
+        let listener = stranger(world, "0.0.0.0:6443", b"H");
         let reached = || {
             let to = world.node.server();
             world.outside.run(async move {
@@ -140,16 +145,7 @@ fn steering_is_off_and_says_why_where_another_program_has_every_address_of_the_p
         let mvp = world.mvp(&world.node, &["--steer=always"]);
         mvp.settled(2, "on");
         let old = killed(&world.node, old);
-        let listener = world.node.run(async {
-            let listener = TcpListener::bind("[::]:6443").unwrap();
-            let other = listener.try_clone().unwrap();
-            thread::spawn(move || {
-                while let Ok((mut stream, _)) = other.accept() {
-                    drop(stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n"));
-                }
-            });
-            listener
-        });
+        let listener = stranger(world, "[::]:6443", b"HTTP/1.0 400 Bad Request\r\n\r\n");
         mvp.until("it says that nothing is steered", |status| {
             status["steering"]["state"] == "off" && status["steering"]["why"] == "no_listener"
         });
