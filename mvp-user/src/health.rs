@@ -59,6 +59,8 @@ const UNDECIDED_INTERVAL: Duration = Duration::from_secs(5);
 const PROOF_SPACING: Duration = Duration::from_secs(1);
 /// How long one proof may take.
 const PROOF_WITHIN: Duration = Duration::from_secs(3);
+/// Looks that [`Prober::look_now`] asks for begin at most this often.
+const LOOK_SPACING: Duration = Duration::from_millis(100);
 /// How long [`Prober::probe_now`] waits at most: the spacing and one proof.
 const PROBE_NOW_WITHIN: Duration = Duration::from_secs(5);
 /// No report is waiting.
@@ -83,6 +85,8 @@ struct Ward {
     report: AtomicU8,
     /// The last proof that was tried.
     rounds: watch::Sender<Round>,
+    /// When the last look that is over began.
+    looks: watch::Sender<Option<Instant>>,
 }
 
 /// One try to prove identity forwarding.
@@ -112,6 +116,7 @@ impl Ward {
             prove: Notify::new(),
             report: AtomicU8::new(NO_REPORT),
             rounds: watch::Sender::default(),
+            looks: watch::Sender::default(),
         }
     }
 }
@@ -158,6 +163,32 @@ impl Prober {
     pub fn look(&self, server: ServerId) {
         if let Some(ward) = self.ward(server) {
             ward.pulse.notify_one();
+        }
+    }
+
+    /// Waits for one look at `server` that began at `after` or later and has been taken in. It is shared by all who wait,
+    /// and such looks begin at most every 100 ms, so that a scan of random paths costs a server that is down ten a
+    /// second. The caller bounds the wait.
+    pub async fn look_now(&self, server: &Server, after: Instant) {
+        let Some(ward) = self.ward(server.id) else {
+            return;
+        };
+        let mut looks = ward.looks.subscribe();
+        loop {
+            let last = *looks.borrow_and_update();
+            if last.is_some_and(|began| began >= after) {
+                return;
+            }
+            if let Some(last) = last {
+                sleep_until(last + LOOK_SPACING).await;
+            }
+            if looks.has_changed().is_ok_and(|changed| changed) {
+                continue;
+            }
+            ward.pulse.notify_one();
+            if looks.changed().await.is_err() {
+                return;
+            }
         }
     }
 
@@ -275,6 +306,7 @@ async fn take_pulse(table: &Table, server: &Server, ward: &Ward, probing: &Probi
         if seen == Seen::Ready {
             server.set_latency(now - began);
         }
+        ward.looks.send_replace(Some(began));
         if seen == Seen::Ready && vitals.wants_proof(decided) {
             ward.prove.notify_one();
         }

@@ -263,8 +263,9 @@ pub fn decide(
 }
 
 /// The servers whose catalogue is too old to believe that nobody serves what was asked: read more than [`SURE`] before
-/// the 404 came. Servers that are down or stop cannot be asked, and the server that answered 404 needs not be. One that
-/// starts or is back may be another version than the one that is known: see [`must_be_sure`].
+/// the 404 came. The server that answered 404 needs not be asked. One that starts or is back may be another version than
+/// the one that is known, and so may one that was down or stopping when it was last looked at: see [`is_readable`] and
+/// [`must_be_sure`].
 pub fn to_refresh<'a>(
     members: &'a Members,
     table: &'a Table,
@@ -273,6 +274,11 @@ pub fn to_refresh<'a>(
     std::iter::once(&members.local)
         .chain(members.peers.iter())
         .filter(|server| candidates::is_doubtful(server, table, evidence))
+}
+
+/// Whether a server can be read, by what is known of it. One that cannot is looked at first.
+pub fn is_readable(server: &Server) -> bool {
+    matches!(server.health(), Health::Up | Health::Starting)
 }
 
 /// Whether a 404 is unconfirmed when this server could not be read again. One that is not up, or has left, serves nobody

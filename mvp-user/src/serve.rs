@@ -50,6 +50,8 @@ pub use self_check::SelfCheck;
 
 /// How long the double check may take (design 5.2).
 const REFRESH_WITHIN: Duration = Duration::from_secs(2);
+/// How long an unknown-resource 404 waits for a look at a server that was down; one whose packets vanish is down for longer.
+const LOOK_WITHIN: Duration = Duration::from_millis(500);
 /// What a thread's farewell says in the end: it is also for who arrives later.
 pub const LAST_FAREWELL: u64 = u64::MAX;
 /// How often closed connections of the pool are forgotten.
@@ -233,7 +235,8 @@ impl Thread {
         }
     }
 
-    /// Has every doubtful server read again; whether all could be.
+    /// Has every doubtful server read again; whether all could be. One that was down when it was last looked at is looked at
+    /// first: between two of its probes it may have come back as another version.
     async fn refresh(&self, evidence: &Evidence) -> bool {
         let shared = &self.shared;
         let doubtful: Vec<Arc<Server>> = {
@@ -244,8 +247,14 @@ impl Thread {
         };
         let after = Instant::now();
         let reads = doubtful.iter().map(async |server| {
-            let read = timeout(REFRESH_WITHIN, shared.learner.refresh(server, after)).await;
-            matches!(read, Ok(Ok(()))) || !route::must_be_sure(server)
+            let read = timeout(REFRESH_WITHIN, async {
+                if !route::is_readable(server) {
+                    let look = shared.prober.look_now(server, after);
+                    timeout(LOOK_WITHIN, look).await.unwrap_or_default();
+                }
+                route::is_readable(server) && shared.learner.refresh(server, after).await.is_ok()
+            });
+            matches!(read.await, Ok(true)) || !route::must_be_sure(server)
         });
         let all = futures_util::future::join_all(reads).await;
         all.into_iter().all(|sure| sure)

@@ -67,6 +67,32 @@ async fn waiters_share_one_proof_that_began_after_they_asked() {
     assert_eq!(prober.probe_now(&local).await, Proof::Unproven);
 }
 
+#[tokio::test(start_paused = true)]
+async fn waiters_share_one_look_that_began_after_they_asked() {
+    let local = Arc::new(Server::new(
+        ServerId::Local,
+        "127.0.0.1:6443".parse().unwrap(),
+    ));
+    let prober = Prober::new(Arc::new(Table::new(Arc::clone(&local))));
+    let ward = Arc::new(Ward::new());
+    prober.wards.insert(ServerId::Local, Arc::clone(&ward));
+    ward.looks.send_replace(Some(Instant::now()));
+    tokio::time::advance(Duration::from_millis(10)).await;
+    let after = Instant::now();
+    let looked = async {
+        ward.pulse.notified().await;
+        let waited = after.elapsed();
+        ward.looks.send_replace(Some(Instant::now()));
+        waited
+    };
+    let (waited, (), ()) = tokio::join!(
+        looked,
+        prober.look_now(&local, after),
+        prober.look_now(&local, after)
+    );
+    assert_eq!(waited, Duration::from_millis(90), "spaced");
+}
+
 #[test]
 fn a_report_is_true_at_once() {
     let local = Arc::new(Server::new(

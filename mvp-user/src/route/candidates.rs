@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Evidence, Outcome, SURE, Walk};
+use super::{Evidence, Outcome, SURE, Walk, is_readable};
 use crate::{
     api::{GroupVersion, GvRef, GvrRef, ServerId, Verb},
     table::{Catalogue, Freshness, Health, Membership, Proof, Server, SharedGroups, Table},
@@ -200,9 +200,6 @@ pub(super) fn is_doubtful(server: &Server, table: &Table, evidence: &Evidence) -
     let Some(now) = evidence.not_found_at() else {
         return false;
     };
-    matches!(server.health(), Health::Up | Health::Starting)
-        && evidence.outcome(server.id).is_none()
-        && table
-            .look(server.id, |catalogue| catalogue.read_at + SURE < now)
-            .unwrap_or(false)
+    let is_old = || table.look(server.id, |catalogue| catalogue.read_at + SURE < now);
+    evidence.outcome(server.id).is_none() && (!is_readable(server) || is_old() == Some(true))
 }

@@ -192,6 +192,57 @@ async fn while_the_only_capable_server_is_away_it_is_503_and_never_404() {
 }
 
 #[tokio::test]
+async fn what_a_replaced_server_brings_is_found_from_the_moment_it_is_ready() {
+    let pki = ClusterPki::new().unwrap();
+    let store = Store::memory();
+    let local = standin(&pki, &store, Release::V1_34).await;
+    let peer = standin(&pki, &store, Release::V1_34).await;
+    let plane = Plane::live(&pki, local.address(), &[peer.address()], |_| {}).await;
+    let client = admin(&pki, true);
+    assert_eq!(
+        client.once(plane.address, "GET", NEW).await.unwrap().status,
+        404,
+        "nobody serves it"
+    );
+    peer.kill().await;
+    plane
+        .until("the peer is down", |table| {
+            table.members().peers[0].health() == Health::Down
+        })
+        .await;
+    // It answers itself at this moment, and mvp has not looked since.
+    let _new = Standin::builder(&pki)
+        .release(Release::V1_36)
+        .store(&store)
+        .bind(peer.address())
+        .start()
+        .await
+        .unwrap();
+    let answer = client.once(plane.address, "GET", NEW).await.unwrap();
+    assert_ne!(answer.status, 404, "{}", answer.text());
+}
+
+#[tokio::test]
+async fn a_404_is_true_while_a_server_stays_away() {
+    let pki = ClusterPki::new().unwrap();
+    let store = Store::memory();
+    let local = standin(&pki, &store, Release::V1_34).await;
+    let peer = standin(&pki, &store, Release::V1_34).await;
+    let plane = Plane::live(&pki, local.address(), &[peer.address()], |_| {}).await;
+    peer.kill().await;
+    plane
+        .until("the peer is down", |table| {
+            table.members().peers[0].health() == Health::Down
+        })
+        .await;
+    let answer = admin(&pki, true)
+        .once(plane.address, "GET", "/apis/batch/v1/nopes")
+        .await
+        .unwrap();
+    assert_eq!(answer.status, 404, "{}", answer.text());
+}
+
+#[tokio::test]
 async fn while_local_is_away_a_peer_answers_resources_and_discovery_as_itself() {
     let pki = ClusterPki::new().unwrap();
     let (old, new) = old_and_new(&pki).await;
