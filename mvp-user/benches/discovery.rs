@@ -137,19 +137,10 @@ fn publish(table: &Table, id: ServerId, version: &str, crds: usize, generation: 
         core: list(version, "api__v2-nopeer"),
         groups: groups(version, crds),
     };
-    let (resources, group_versions) = documents.index();
-    table.publish(
-        id,
-        Arc::new(Catalogue {
-            resources,
-            group_versions,
-            documents: Arc::new(documents),
-            version: version.into(),
-            freshness: Freshness::Fresh,
-            read_at: Instant::now(),
-            generation,
-        }),
-    );
+    let (documents, now) = (Arc::new(documents), Instant::now());
+    let version = version.into();
+    let catalogue = Catalogue::new(documents, version, Freshness::Fresh, now, generation);
+    table.publish(id, Arc::new(catalogue));
 }
 
 impl World {

@@ -3,13 +3,13 @@
 //! Pure: no IO, no clock. The walk asks, tries, and asks again with what it learnt ([`Evidence`]). Nothing is allocated.
 //! Not for how a request is sent (`forward`), nor for completing discovery (`discovery`).
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use crate::{
     config::LocalDown,
     reply::Refusal,
     request_info::{Class, DiscoveryPath, OpenApiPath, RequestInfo},
-    table::{Health, Members, Membership, Proof, Server, Table},
+    table::{Health, Lookup, Members, Membership, Proof, Server, Table},
 };
 
 mod candidates;
@@ -18,6 +18,9 @@ mod evidence;
 pub use evidence::{Evidence, MAX_TRIES, Outcome, Refreshed};
 
 use candidates::{Need, Want};
+
+/// How old a catalogue may be for its word to be final against a 404.
+pub const SURE: Duration = Duration::from_secs(1);
 
 /// Who asks, as far as routing cares.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -287,9 +290,6 @@ pub fn must_be_sure(server: &Server) -> bool {
     server.health() == Health::Up && server.membership() == Membership::Listed
 }
 
-/// How old a catalogue may be for its word to be final against a 404.
-pub const SURE: std::time::Duration = std::time::Duration::from_secs(1);
-
 /// One question, with all that it is answered from.
 struct Walk<'a> {
     info: &'a RequestInfo,
@@ -335,11 +335,14 @@ impl Walk<'_> {
         let Some(resource) = self.info.resource() else {
             return self.at_authority(Because::NonResource);
         };
-        let want = Want::Resource(resource, self.info.subresource(), self.info.verb());
+        let (subresource, verb) = (self.info.subresource(), self.info.verb());
+        let want = Want::Resource(Lookup::new(resource, subresource, verb));
         if self.evidence.outcome(self.authority.id).is_none() && !self.evidence.is_full() {
-            match self.table.look(self.authority.id, |it| want.is_in(it)) {
-                Some(true) => return Decision::send(self.authority, Because::AuthorityServes),
-                Some(false) => {}
+            match self.members.catalogue(self.authority.id) {
+                Some(catalogue) if want.is_in(catalogue) => {
+                    return Decision::send(self.authority, Because::AuthorityServes);
+                }
+                Some(_) => {}
                 None => return Decision::send(self.authority, Because::AuthorityUnread),
             }
         } else if self.local_down == LocalDown::Refuse

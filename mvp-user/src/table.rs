@@ -1,8 +1,9 @@
 //! The routing table: what each kube-apiserver serves, who the servers are, and how they are.
 //!
 //! One `DashMap<ServerId, Arc<Catalogue>>` of immutable catalogues: a catalogue is published whole, so a reader sees
-//! one server's knowledge atomically, and no guard outlives its lookup. Membership and health are read by `route`
-//! for every request and written by `peers` and `health`. No IO here.
+//! one server's knowledge atomically, and no guard outlives its lookup. [`Members`] carry what the map holds of each
+//! server, so that a decision, which may look at all, takes one load and no lock; they are made anew whenever the map
+//! changes. Membership and health are read by `route` for every request and written by `peers` and `health`. No IO here.
 
 use std::{
     hash::{Hash as _, Hasher as _},
@@ -20,6 +21,11 @@ use hashbrown::{DefaultHashBuilder, HashMap};
 use tokio::{sync::watch, time::Instant};
 
 use crate::api::{GroupVersion, GvRef, Gvr, GvrRef, ServerId, Verb, Verbs};
+
+mod lookup;
+
+pub(crate) use lookup::Lookup;
+pub use lookup::{ProcessSeed, Resources, Subresources};
 
 /// How a server is, as traffic and probes see it (design 5.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,9 +47,9 @@ pub enum Health {
 pub enum Proof {
     /// Never proven in this run.
     Unproven,
-    /// The last decided probe was echoed.
+    /// The last decided proof was echoed.
     Proven,
-    /// A probe was refused: withdrawn.
+    /// A proof was refused: withdrawn.
     Refused,
 }
 
@@ -81,7 +87,7 @@ pub struct Served {
     /// Verbs of the resource itself; empty if only subresources are known.
     pub verbs: Verbs,
     /// Verbs by subresource name.
-    pub subresources: HashMap<Box<str>, Verbs>,
+    pub subresources: Subresources,
 }
 
 /// How much a catalogue can be believed.
@@ -97,7 +103,7 @@ pub enum Freshness {
 #[derive(Debug)]
 pub struct Catalogue {
     /// Each resource with its verbs and subresources.
-    pub resources: HashMap<Gvr, Served>,
+    pub resources: Resources,
     /// Every group-version it lists, also those without resources.
     pub group_versions: hashbrown::HashSet<GroupVersion>,
     /// The documents from which it was made, for completing discovery.
@@ -121,13 +127,22 @@ pub struct Documents {
     pub groups: crate::api::discovery::GroupList,
 }
 
-/// The servers in a fixed order: local first, then peers by address.
+/// The servers in a fixed order, local first, then peers by address, with what each of them serves: pointers only.
 #[derive(Debug)]
 pub struct Members {
     /// The node's own server.
     pub local: Arc<Server>,
     /// Listed and departed peers, by address.
     pub peers: Box<[Arc<Server>]>,
+    /// All of them, in the same order.
+    pub(crate) known: Box<[Known]>,
+}
+
+/// A server, and its catalogue unless it was never read.
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) server: Arc<Server>,
+    pub(crate) catalogue: Option<Arc<Catalogue>>,
 }
 
 /// The routing table. One per process; every thread reads it.
@@ -242,8 +257,8 @@ impl Server {
 impl Documents {
     /// The documents as lookups: every resource with its verbs and subresources, and every group-version. A group-version
     /// without resources is listed too, as is one that the server itself calls stale (its backend is away).
-    pub fn index(&self) -> (HashMap<Gvr, Served>, hashbrown::HashSet<GroupVersion>) {
-        let mut resources = HashMap::new();
+    pub fn index(&self) -> (Resources, hashbrown::HashSet<GroupVersion>) {
+        let mut resources = Resources::default();
         let mut group_versions = hashbrown::HashSet::new();
         for group in self.core.items.iter().chain(&self.groups.items) {
             for version in &group.versions {
@@ -269,18 +284,34 @@ impl Documents {
 }
 
 impl Catalogue {
+    /// What `documents` say.
+    pub fn new(
+        documents: Arc<Documents>,
+        version: Arc<str>,
+        freshness: Freshness,
+        read_at: Instant,
+        generation: u64,
+    ) -> Self {
+        let (resources, group_versions) = documents.index();
+        Self {
+            resources,
+            group_versions,
+            documents,
+            version,
+            freshness,
+            read_at,
+            generation,
+        }
+    }
+
     /// Whether the server serves `verb` on the resource (or on its subresource, if one is asked for).
     pub fn serves(&self, resource: GvrRef<'_>, subresource: Option<&str>, verb: Verb) -> bool {
-        let Some(served) = self.resources.get(&resource) else {
-            return false;
-        };
-        match subresource {
-            None => served.verbs.allow(verb),
-            Some(name) => served
-                .subresources
-                .get(name)
-                .is_some_and(|verbs| verbs.allow(verb)),
-        }
+        self.has(&Lookup::new(resource, subresource, verb))
+    }
+
+    /// The same of what was hashed already.
+    pub(crate) fn has(&self, lookup: &Lookup<'_>) -> bool {
+        lookup.is_in(&self.resources)
     }
 
     /// Whether it lists the group-version.
@@ -320,15 +351,39 @@ fn rank(id: ServerId) -> u64 {
     hasher.finish()
 }
 
+impl Members {
+    fn new(
+        local: Arc<Server>,
+        peers: Box<[Arc<Server>]>,
+        catalogue: impl Fn(ServerId) -> Option<Arc<Catalogue>>,
+    ) -> Self {
+        let known = std::iter::once(&local)
+            .chain(&peers)
+            .map(|server| Known {
+                server: Arc::clone(server),
+                catalogue: catalogue(server.id),
+            })
+            .collect();
+        Self {
+            local,
+            peers,
+            known,
+        }
+    }
+
+    /// What a server serves, if it was ever read.
+    pub(crate) fn catalogue(&self, id: ServerId) -> Option<&Catalogue> {
+        let known = self.known.iter().find(|known| known.server.id == id)?;
+        known.catalogue.as_deref()
+    }
+}
+
 impl Table {
     /// A table that knows only where local is.
     pub fn new(local: Arc<Server>) -> Self {
         Self {
             catalogues: DashMap::default(),
-            members: ArcSwap::from_pointee(Members {
-                local,
-                peers: Box::default(),
-            }),
+            members: ArcSwap::from_pointee(Members::new(local, Box::default(), |_| None)),
             shared: ArcSwap::default(),
             ready: AtomicBool::new(false),
             changed: watch::Sender::new(0),
@@ -374,16 +429,16 @@ impl Table {
     /// Publishes a catalogue whole; readers see the old one or the new one.
     pub fn publish(&self, id: ServerId, catalogue: Arc<Catalogue>) {
         self.catalogues.insert(id, catalogue);
-        self.touch();
+        self.renew(None);
     }
 
     /// Forgets a server's catalogue.
     pub fn forget(&self, id: ServerId) {
         self.catalogues.remove(&id);
-        self.touch();
+        self.renew(None);
     }
 
-    /// The servers. Cheap: one atomic load, no lock.
+    /// The servers, with what each serves at this moment. Cheap: one atomic load, no lock.
     pub fn members(&self) -> arc_swap::Guard<Arc<Members>> {
         self.members.load()
     }
@@ -396,11 +451,18 @@ impl Table {
     /// Replaces the peers; sorts them by address, so that every order derived from it is fixed.
     pub fn set_peers(&self, mut peers: Vec<Arc<Server>>) {
         peers.sort_by_key(|server| server.id);
-        let local = Arc::clone(&self.members.load().local);
-        self.members.store(Arc::new(Members {
-            local,
-            peers: peers.into(),
-        }));
+        self.renew(Some(&peers));
+    }
+
+    /// Makes the members anew, with other peers if some are given. A writer reads the map after it wrote there, and again
+    /// if another one was faster: the last members carry what both wrote.
+    fn renew(&self, peers: Option<&[Arc<Server>]>) {
+        self.members.rcu(|now| {
+            let peers = peers.unwrap_or(&now.peers);
+            Members::new(Arc::clone(&now.local), peers.into(), |id| {
+                self.catalogue(id)
+            })
+        });
         self.touch();
     }
 
@@ -421,3 +483,6 @@ impl Table {
             .send_modify(|count| *count = count.wrapping_add(1));
     }
 }
+
+#[cfg(test)]
+mod tests;

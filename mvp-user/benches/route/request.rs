@@ -15,7 +15,7 @@ use http::{
 };
 use mvp_user::{
     config::{RequestHeaders, TlsConfig},
-    forward::{From as Client, Outbound},
+    forward::{Client, Outbound},
     identity::{Caller, Presented},
     request_info::RequestInfo,
     tls::Tls,
@@ -46,6 +46,7 @@ impl Asked {
             uid: vec![HeaderName::from_static("x-remote-uid")],
             group: vec![HeaderName::from_static("x-remote-group")],
             extra_prefix: vec!["x-remote-extra-".to_owned()],
+            ..RequestHeaders::default()
         };
         let uri = format!("https://{SERVER_NAME}/api/v1/namespaces/default/pods/web-1");
         let request = Request::get(uri).version(Version::HTTP_2).body(());
@@ -72,8 +73,14 @@ impl Asked {
 
     /// Cleaned, and with the caller's identity.
     pub(crate) fn rewritten(&self, head: Parts) -> Outbound {
-        Outbound::bare(head, &self.client, &self.info, &self.caller, &self.names)
-            .expect("well formed")
+        let Self {
+            client,
+            info,
+            caller,
+            names,
+            ..
+        } = self;
+        Outbound::new(head, None, client, info, caller, names).expect("well formed")
     }
 }
 

@@ -11,21 +11,19 @@ use mvp_user::{
     config::LocalDown,
     request_info::RequestInfo,
     route::{Asker, AskerKind, Decision, Evidence, decide},
-    table::{Catalogue, Documents, Freshness, Health, Proof, Served, Server, Table},
+    table::{Catalogue, Freshness, Health, Proof, Served, Server, Table},
 };
 use tokio::time::Instant;
 
 fn catalogue(groups: usize, new: bool) -> Catalogue {
     let verbs = Verb::ALL.into_iter().fold(Verbs::NONE, Verbs::with);
-    let mut catalogue = Catalogue {
-        resources: hashbrown::HashMap::new(),
-        group_versions: hashbrown::HashSet::new(),
-        documents: Arc::new(Documents::default()),
-        version: "v1.36.0".into(),
-        freshness: Freshness::Fresh,
-        read_at: Instant::now(),
-        generation: 1,
-    };
+    let mut catalogue = Catalogue::new(
+        Arc::default(),
+        "v1.36.0".into(),
+        Freshness::Fresh,
+        Instant::now(),
+        1,
+    );
     let mut serve = |group: &str, resource: &str| {
         catalogue
             .group_versions
@@ -50,6 +48,9 @@ fn catalogue(groups: usize, new: bool) -> Catalogue {
     serve("", "pods");
     if new {
         serve("new.k8s.io", "things");
+        let pods = catalogue.resources.get_mut(&Gvr::new("", "v1", "pods"));
+        let subresources = &mut pods.expect("served").subresources;
+        subresources.insert("resize".into(), verbs);
     }
     catalogue
 }
@@ -94,7 +95,7 @@ pub(crate) fn asker() -> Asker {
 }
 
 /// Name and URI of what is asked for.
-pub(crate) const QUESTIONS: [(&str, &str); 6] = [
+pub(crate) const QUESTIONS: [(&str, &str); 7] = [
     (
         "local serves",
         "/api/v1/namespaces/default/pods/web-1?pretty=false",
@@ -104,6 +105,10 @@ pub(crate) const QUESTIONS: [(&str, &str); 6] = [
         "/apis/new.k8s.io/v1/namespaces/default/things/t-1",
     ),
     ("nobody serves", "/apis/new.k8s.io/v1/nopes"),
+    (
+        "a subresource of one peer",
+        "/api/v1/namespaces/default/pods/web-1/resize",
+    ),
     ("watch", "/api/v1/pods?resourceVersion=1&watch=true"),
     ("discovery", "/apis"),
     ("health", "/readyz"),

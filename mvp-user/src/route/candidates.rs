@@ -1,4 +1,4 @@
-//! Which other servers could answer, and which of them is best: one lookup each.
+//! Which other servers could answer, and which of them is best: one lookup each, of what was hashed once.
 
 use std::{
     hash::{Hash as _, Hasher},
@@ -7,15 +7,17 @@ use std::{
 
 use super::{Evidence, Outcome, SURE, Walk, is_readable};
 use crate::{
-    api::{GroupVersion, GvRef, GvrRef, ServerId, Verb},
-    table::{Catalogue, Freshness, Health, Membership, Proof, Server, SharedGroups, Table},
+    api::{GroupVersion, GvRef, ServerId},
+    table::{
+        Catalogue, Freshness, Health, Known, Lookup, Membership, Proof, Server, SharedGroups, Table,
+    },
 };
 
 /// What a server must have to be able to answer.
 #[derive(Clone, Copy)]
 pub(super) enum Want<'a> {
     /// A resource, or a subresource of it, with a verb.
-    Resource(GvrRef<'a>, Option<&'a str>, Verb),
+    Resource(Lookup<'a>),
     /// Any version of a group.
     Group(&'a str),
     /// A group-version.
@@ -46,18 +48,16 @@ pub(super) struct Survey<'a> {
 }
 
 impl Want<'_> {
-    pub(super) fn is_in(self, catalogue: &Catalogue) -> bool {
+    pub(super) fn is_in(&self, catalogue: &Catalogue) -> bool {
         match self {
-            Self::Resource(resource, subresource, verb) => {
-                catalogue.serves(resource, subresource, verb)
-            }
-            Self::Version(group_version) => catalogue.lists(group_version),
+            Self::Resource(lookup) => catalogue.has(lookup),
+            Self::Version(group_version) => catalogue.lists(*group_version),
             Self::Group(group) => versions_of(catalogue, group).next().is_some(),
         }
     }
 
     /// The same, but of what all servers share only if the server is `believed`, and no group that was deleted whole.
-    fn is_still_in(self, catalogue: &Catalogue, shared: &SharedGroups, believed: bool) -> bool {
+    fn is_still_in(&self, catalogue: &Catalogue, shared: &SharedGroups, believed: bool) -> bool {
         match self {
             Self::Group(group) => versions_of(catalogue, group).any(|listed| {
                 !shared.hides_version(listed.as_ref())
@@ -69,26 +69,26 @@ impl Want<'_> {
         }
     }
 
-    fn is_hidden(self, shared: &SharedGroups) -> bool {
+    fn is_hidden(&self, shared: &SharedGroups) -> bool {
         match self {
-            Self::Resource(resource, ..) => shared.hides(resource),
-            Self::Version(group_version) => shared.hides_version(group_version),
+            Self::Resource(lookup) => shared.hides(lookup.resource),
+            Self::Version(group_version) => shared.hides_version(*group_version),
             Self::Group(_) => false,
         }
     }
 
-    fn is_shared(self, shared: &SharedGroups) -> bool {
+    fn is_shared(&self, shared: &SharedGroups) -> bool {
         match self {
             _ if shared.owned.is_empty() => false,
-            Self::Resource(resource, ..) => shared.owned.contains(&resource.group_version()),
-            Self::Version(group_version) => shared.owned.contains(&group_version),
+            Self::Resource(lookup) => shared.owned.contains(&lookup.resource.group_version()),
+            Self::Version(group_version) => shared.owned.contains(group_version),
             Self::Group(_) => false,
         }
     }
 
-    fn hash(self, hasher: &mut impl Hasher) {
+    fn hash(&self, hasher: &mut impl Hasher) {
         match self {
-            Self::Resource(resource, ..) => resource.hash(hasher),
+            Self::Resource(lookup) => lookup.resource.hash(hasher),
             Self::Version(group_version) => group_version.hash(hasher),
             Self::Group(group) => group.hash(hasher),
         }
@@ -110,10 +110,8 @@ impl<'a> Walk<'a> {
         if want.is_hidden(&shared) {
             return survey;
         }
-        let mut weight = 0;
         let mut seed = None;
-        let servers = std::iter::once(&self.members.local).chain(self.members.peers.iter());
-        for server in servers {
+        for Known { server, catalogue } in &self.members.known {
             let outcome = self.evidence.outcome(server.id);
             if outcome == Some(Outcome::NotFound) {
                 continue;
@@ -124,23 +122,22 @@ impl<'a> Walk<'a> {
             }
             let health = server.health();
             let up = health == Health::Up && server.membership() == Membership::Listed;
-            let serves = self.table.look(server.id, |catalogue| {
+            let serves = catalogue.as_ref().is_some_and(|catalogue| {
                 let believed = !only_fresh || up && catalogue.freshness == Freshness::Fresh;
                 want.is_still_in(catalogue, &shared, believed)
             });
-            if serves != Some(true) {
+            if !serves {
                 continue;
             }
             let need = self.consider(server, up, outcome);
             if need != Need::Nobody {
                 survey.need = survey.need.max(need);
             } else if up {
-                let seed = *seed.get_or_insert_with(|| self.seed(want));
-                let score = mix(seed ^ server.rank);
-                if survey.best.is_none() || score > weight {
-                    weight = score;
-                    survey.best = Some(server);
-                }
+                // Most often there is one, and nothing to choose.
+                survey.best = Some(survey.best.map_or(server, |best| {
+                    let seed = *seed.get_or_insert_with(|| self.seed(want));
+                    preferred(seed, best, server)
+                }));
             } else if survey.last_resort.is_none() {
                 survey.last_resort = Some(server);
             }
@@ -176,6 +173,15 @@ impl<'a> Walk<'a> {
         self.asker.client.hash(&mut hasher);
         want.hash(&mut hasher);
         hasher.finish()
+    }
+}
+
+/// The better of two servers for those who share the seed; of equals the first.
+fn preferred<'a>(seed: u64, first: &'a Arc<Server>, second: &'a Arc<Server>) -> &'a Arc<Server> {
+    if mix(seed ^ second.rank) > mix(seed ^ first.rank) {
+        second
+    } else {
+        first
     }
 }
 

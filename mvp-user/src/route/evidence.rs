@@ -127,8 +127,24 @@ impl Evidence {
             .find(|(_, outcome)| *outcome != Outcome::NotFound);
         match first {
             Some((_, Outcome::Refused)) => Refusal::ForwardingRefused,
-            Some((ServerId::Local, _)) => Refusal::Unreachable(Side::Local),
-            _ => Refusal::Unreachable(Side::Peer),
+            Some((server, _)) => Refusal::Unreachable((*server).into()),
+            None => Refusal::Unreachable(Side::Peer),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evidence_holds_no_more_than_it_has_room_for() {
+        let mut evidence = Evidence::default();
+        for number in 0..20_u8 {
+            let peer = ServerId::Peer(([10, 0, 0, number], 6443).into());
+            evidence.add(peer, Outcome::Unprocessed);
+        }
+        assert_eq!(evidence.tries(), MAX_TRIES);
+        assert!(evidence.is_full());
     }
 }
