@@ -6,11 +6,14 @@
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use http::HeaderName;
 
+mod changed;
 mod flags;
 mod manifest;
 pub mod published;
@@ -18,6 +21,7 @@ mod resolve;
 mod told;
 mod values;
 
+pub use changed::changed;
 pub use flags::{Flags, Origin, SameFlags};
 pub use resolve::{Resolved, resolve, resolve_with};
 pub use told::{ConfigError, Setting};
@@ -98,7 +102,7 @@ pub struct SniCertificate {
 }
 
 /// Names of the headers that carry a forwarded identity (`--requestheader-*`).
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct RequestHeaders {
     /// User; the first non-empty one wins.
     pub username: Vec<HeaderName>,
@@ -108,6 +112,56 @@ pub struct RequestHeaders {
     pub group: Vec<HeaderName>,
     /// Prefixes of extra headers, lower case.
     pub extra_prefix: Vec<String>,
+    /// Those of other servers; all copies have the same.
+    pub others: Arc<ArcSwap<OtherHeaders>>,
+}
+
+/// Names from which some server of the cluster may take an identity although mvp was told others. They are taken from clients
+/// all the same, and that is all they are for.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct OtherHeaders {
+    /// Whole names.
+    pub names: Vec<HeaderName>,
+    /// Prefixes, lower case.
+    pub prefixes: Vec<String>,
+}
+
+impl RequestHeaders {
+    /// Takes in what another source says about the flags; whether that was news. What is no name of a header is none that a
+    /// client can send.
+    fn learn(&self, said: impl Fn(&str) -> Vec<String>) -> bool {
+        let names = |flag: &str| -> Vec<HeaderName> {
+            let said = said(flag);
+            let parts = said.iter().flat_map(|text| text.split(','));
+            parts
+                .filter_map(|text| values::header(text.trim()).ok())
+                .collect()
+        };
+        let before = self.others.load_full();
+        let mut others = OtherHeaders::clone(&before);
+        for (flag, own) in [
+            ("requestheader-username-headers", &self.username),
+            ("requestheader-uid-headers", &self.uid),
+            ("requestheader-group-headers", &self.group),
+        ] {
+            for name in names(flag) {
+                if !own.contains(&name) && !others.names.contains(&name) {
+                    others.names.push(name);
+                }
+            }
+        }
+        for name in names("requestheader-extra-headers-prefix") {
+            let prefix = name.as_str().to_owned();
+            if !self.extra_prefix.contains(&prefix) && !others.prefixes.contains(&prefix) {
+                others.prefixes.push(prefix);
+            }
+        }
+        let new = others != *before;
+        if new {
+            self.others.store(Arc::new(others));
+        }
+        new
+    }
 }
 
 /// Certificate and key files (design 4).

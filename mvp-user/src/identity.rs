@@ -26,7 +26,7 @@ mod subject;
 mod tests;
 mod token;
 
-pub use headers::{forward_identity, is_identity_header};
+pub use headers::{forward_identity, is_identity_header, strip_identity};
 use subject::Leaf;
 
 /// Who a request comes from, in kube-apiserver's order (design 4.2).
@@ -181,26 +181,13 @@ impl Presented {
         if token::is_present(headers) {
             return Caller::Token;
         }
-        self.error().map_or(Caller::Anonymous, Caller::Rejected)
+        self.fault().map_or(Caller::Anonymous, Caller::Rejected)
     }
 
-    /// Why the certificate yielded no identity, if [`Presented::caller`] just said `Token` or `Rejected`: to be counted.
+    /// Why the certificate yielded no identity, if [`Presented::caller`] just said `Token` or `Rejected`: to be counted, and
+    /// told; none: nobody erred. The x509 authenticator says more, except that it did not issue a certificate which may have
+    /// been meant for the other one.
     pub fn fault(&self) -> Option<Reason> {
-        self.error()
-    }
-
-    /// The subject for logs; the certificate may be anybody's, so print it escaped (`{:?}`).
-    pub fn subject(&self) -> String {
-        self.chain
-            .first()
-            .and_then(|der| X509Certificate::from_der(der).ok())
-            .map(|(_, parsed)| parsed.subject().to_string())
-            .unwrap_or_default()
-    }
-
-    /// What to tell of the errors there were; none: nobody erred. The x509 authenticator says more, except that it
-    /// did not issue a certificate which may have been meant for the other one.
-    fn error(&self) -> Option<Reason> {
         let verdict = self.verdict.as_ref()?;
         let nameless = self
             .leaf
@@ -217,6 +204,15 @@ impl Presented {
             | (_, Step::Error(reason)) => Some(*reason),
             _ => None,
         }
+    }
+
+    /// The subject for logs; the certificate may be anybody's, so print it escaped (`{:?}`).
+    pub fn subject(&self) -> String {
+        self.chain
+            .first()
+            .and_then(|der| X509Certificate::from_der(der).ok())
+            .map(|(_, parsed)| parsed.subject().to_string())
+            .unwrap_or_default()
     }
 
     fn verdict(&mut self, authorities: &Authorities, now: SystemTime) -> &Verdict {
@@ -249,19 +245,23 @@ impl Presented {
         }
     }
 
+    /// The leaf, if its chain leads to one of `anchors`.
+    fn verified(&self, anchors: &Anchors, now: u64) -> Result<&Leaf, Reason> {
+        let leaf = self.leaf.as_ref().map_err(|reason| *reason)?;
+        judge::chain(&self.chain, anchors, now)?;
+        Ok(leaf)
+    }
+
     /// `NewDynamicVerifyOptionsSecure` of `k8s.io/apiserver/pkg/authentication/request/headerrequest`: the chain, then
     /// the CN; whether a user header is there is asked at each request.
     fn front_proxy(&self, authorities: &Authorities, now: u64) -> Step<()> {
         let Some(anchors) = &authorities.requestheader else {
             return Step::Nothing;
         };
-        let leaf = match &self.leaf {
+        let leaf = match self.verified(anchors, now) {
             Ok(leaf) => leaf,
-            Err(reason) => return Step::Error(*reason),
+            Err(reason) => return Step::Error(reason),
         };
-        if let Err(reason) = judge::chain(&self.chain, anchors, now) {
-            return Step::Error(reason);
-        }
         let allowed = &authorities.allowed_names;
         if allowed.is_empty() || allowed.contains(&leaf.common_name) {
             Step::Yes(())
@@ -275,13 +275,10 @@ impl Presented {
         let Some(anchors) = &authorities.client else {
             return Step::Nothing;
         };
-        let leaf = match &self.leaf {
+        let leaf = match self.verified(anchors, now) {
             Ok(leaf) => leaf,
-            Err(reason) => return Step::Error(*reason),
+            Err(reason) => return Step::Error(reason),
         };
-        if let Err(reason) = judge::chain(&self.chain, anchors, now) {
-            return Step::Error(reason);
-        }
         if leaf.common_name.is_empty() {
             return Step::Nothing;
         }

@@ -1,6 +1,6 @@
 //! ConfigMap `kube-system/extension-apiserver-authentication`, in which every kube-apiserver publishes by which CAs and
-//! headers it is authenticated to: the source of last resort for those flags (design 4.5). Not for any secret: it holds
-//! none.
+//! headers it is authenticated to: the source of last resort for those flags (design 4.5), and of header names that only other
+//! servers have. Not for any secret: it holds none.
 //!
 //! CAs are wanted as files, and a read-only container has no place for any: each lives in memory (`memfd_create(2)`) under
 //! a path of this process, and is replaced there as a whole, so that a rotated CA is taken over like a new file.
@@ -25,6 +25,8 @@ use rustix::{
     io::{DupFlags, dup3},
 };
 
+use super::RequestHeaders;
+
 /// Its name, for people.
 pub(super) const NAME: &str = "kube-system/extension-apiserver-authentication";
 /// Where its CAs are read.
@@ -40,9 +42,11 @@ const PATIENCE: u32 = 5;
 
 /// What it holds as PEM.
 pub(super) const CAS: [&str; 2] = ["client-ca-file", "requestheader-client-ca-file"];
+/// Who may be a front proxy.
+pub const NAMES: &str = "requestheader-allowed-names";
 /// What it holds as JSON lists.
 const LISTS: [&str; 5] = [
-    "requestheader-allowed-names",
+    NAMES,
     "requestheader-username-headers",
     "requestheader-uid-headers",
     "requestheader-group-headers",
@@ -66,6 +70,10 @@ pub struct Published {
     access: Access,
     lists: BTreeMap<&'static str, Vec<String>>,
     files: Mutex<BTreeMap<&'static str, Kept>>,
+    /// It was needed for a configuration.
+    needed: bool,
+    /// Whoever is told of header names.
+    headers: RequestHeaders,
 }
 
 #[derive(Debug)]
@@ -137,6 +145,23 @@ async fn get(config: KubeConfig) -> Result<Option<ConfigMap>, String> {
 }
 
 impl Published {
+    /// Of which nothing was needed: it is read when somebody can be asked, for header names alone.
+    pub(super) fn later(access: Access) -> Self {
+        Self {
+            access,
+            lists: BTreeMap::new(),
+            files: Mutex::default(),
+            needed: false,
+            headers: RequestHeaders::default(),
+        }
+    }
+
+    /// From now on `headers` learns what it says.
+    pub(super) fn tell(&mut self, headers: &RequestHeaders) {
+        headers.learn(|flag| self.get(flag));
+        self.headers = headers.clone();
+    }
+
     pub(super) fn new(access: Access, map: &ConfigMap) -> Result<Self, String> {
         let text = |name: &str| map.data.as_ref().and_then(|data| data.get(name));
         let mut lists = BTreeMap::new();
@@ -159,10 +184,12 @@ impl Published {
             access,
             lists,
             files: Mutex::new(files),
+            needed: true,
+            headers: RequestHeaders::default(),
         })
     }
 
-    /// The values of a flag; for a CA, the path at which it is read.
+    /// The values of a flag, if it was read; for a CA, the path at which it is read.
     pub(super) fn get(&self, name: &str) -> Vec<String> {
         if let Some(list) = self.lists.get(name) {
             return list.clone();
@@ -175,12 +202,16 @@ impl Published {
             .collect()
     }
 
-    /// Reads it again for ever, and replaces the CAs that changed.
+    /// Reads it again for ever, replaces the CAs that changed and learns header names. Where the names of front proxies are
+    /// from here, says when they are others than at the start: those are read then only.
     #[expect(clippy::infinite_loop, reason = "ends with the task that it is in")]
-    pub async fn follow(&self) {
+    pub async fn follow(&self, names_are_used: bool) {
+        let mut told = None;
         let mut failures = 0_u32;
+        let mut pause = if self.needed { AGAIN } else { Duration::ZERO };
         loop {
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(pause).await;
+            pause = AGAIN;
             let error = match tokio::time::timeout(WITHIN, read(&self.access)).await {
                 Ok(Ok(Some(map))) => {
                     if failures >= PATIENCE {
@@ -188,8 +219,20 @@ impl Published {
                     }
                     failures = 0;
                     self.take(&map);
+                    let others = self.other_names(&map).filter(|_| names_are_used);
+                    if let Some(names) = &others
+                        && others != told
+                    {
+                        tracing::error!(
+                            ?names,
+                            "--{NAMES} changed in the ConfigMap {NAME}: start mvp again"
+                        );
+                    }
+                    told = others;
                     continue;
                 }
+                // Nobody to ask as, which is no news.
+                Ok(Ok(None)) if !self.needed => continue,
                 Ok(Ok(None)) => "there is no service account any more".to_owned(),
                 Ok(Err(error)) => error,
                 Err(_late) => format!("no answer within {WITHIN:?}"),
@@ -198,13 +241,28 @@ impl Published {
             if failures == PATIENCE {
                 tracing::warn!(
                     error,
-                    "The ConfigMap {NAME} cannot be read any more: a new CA in it stays unknown"
+                    "The ConfigMap {NAME} cannot be read: a new CA in it stays unknown, and header names by which only other servers are told who asks"
                 );
             }
         }
     }
 
+    /// The names of front proxies, if they are others than at the start.
+    fn other_names(&self, map: &ConfigMap) -> Option<Vec<String>> {
+        let now: Vec<String> = serde_json::from_str(map.data.as_ref()?.get(NAMES)?).ok()?;
+        (self.lists.get(NAMES) != Some(&now)).then_some(now)
+    }
+
     fn take(&self, map: &ConfigMap) {
+        let list = |name: &str| -> Vec<String> {
+            let text = map.data.as_ref().and_then(|data| data.get(name));
+            let list = text.and_then(|text| serde_json::from_str(text).ok());
+            list.unwrap_or_default()
+        };
+        if self.headers.learn(list) {
+            let others = self.headers.others.load();
+            tracing::info!(names = ?others.names, prefixes = ?others.prefixes, "Identity headers of other kube-apiservers, from the ConfigMap {NAME}");
+        }
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, kept) in &mut *files {
             let Some(text) = map.data.as_ref().and_then(|data| data.get(*name)) else {
@@ -238,6 +296,7 @@ fn in_memory(name: &str, text: &str) -> std::io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::OtherHeaders;
 
     fn map(client_ca: &str) -> ConfigMap {
         // As kube-apiserver 1.36 writes it.
@@ -277,6 +336,50 @@ mod tests {
             ["front-proxy-client"]
         );
         assert!(published.get("tls-cert-file").is_empty());
+    }
+
+    #[test]
+    fn header_names_that_are_published_later_are_learnt() {
+        let headers = RequestHeaders {
+            username: vec!["x-remote-user".parse().unwrap()],
+            group: vec!["x-remote-group".parse().unwrap()],
+            ..RequestHeaders::default()
+        };
+        let mut published = Published::later(access());
+        published.tell(&headers);
+        assert_eq!(**headers.others.load(), OtherHeaders::default());
+        // As two servers have them.
+        let mut both = map("x");
+        let data = both.data.as_mut().unwrap();
+        data.insert(
+            "requestheader-username-headers".to_owned(),
+            r#"["X-Remote-User","X-Other-User"]"#.to_owned(),
+        );
+        data.insert("requestheader-group-headers".to_owned(), "none".to_owned());
+        for _ in 0..2 {
+            published.take(&both);
+            let others = headers.others.load();
+            assert_eq!(others.names, ["x-other-user", "x-remote-uid"]);
+            assert_eq!(others.prefixes, ["x-remote-extra-"]);
+        }
+    }
+
+    #[test]
+    fn names_of_front_proxies_that_change_are_noticed() {
+        let published = Published::new(access(), &map("x")).unwrap();
+        let says = |list: &str| {
+            let mut map = map("x");
+            let data = map.data.as_mut().unwrap();
+            data.insert(NAMES.to_owned(), list.to_owned());
+            published.other_names(&map)
+        };
+        assert_eq!(says(r#"["front-proxy-client"]"#), None);
+        let both = ["front-proxy-client", "another"].map(ToOwned::to_owned);
+        assert_eq!(
+            says(r#"["front-proxy-client","another"]"#),
+            Some(both.to_vec())
+        );
+        assert_eq!(says("another"), None, "no list");
     }
 
     #[test]

@@ -44,6 +44,8 @@ pub struct Resolved {
     pub settings: Vec<Setting>,
     /// Where CAs came from that are in no file; they are readable as long as this lives.
     pub published: Option<Published>,
+    /// What it was made of.
+    pub flags: Flags,
 }
 
 /// Reads everything that was said. `check_tls` looks into the files of certificates and keys; its findings are reported
@@ -88,6 +90,7 @@ pub fn resolve_with(
                 config,
                 settings: reader.settings,
                 published: reader.published,
+                flags: flags.clone(),
             })
         }
         _ => Err(errors),
@@ -230,18 +233,17 @@ impl Reader<'_> {
         local: Option<SocketAddr>,
         fetch: impl FnOnce(&Access) -> Result<Option<Published>, String>,
     ) {
-        // A manifest is kube-apiserver's own word: what it does not say is not configured there either.
-        if !self.manifest.is_empty() {
-            return;
-        }
-        let Some(missing) = self.unsaid() else {
-            return;
-        };
         let last = |name| self.given(name).0.pop().filter(|text| !text.is_empty());
         let access = Access {
             kubeconfig: last("kubeconfig").map(PathBuf::from),
             local,
             server_name: last("peer-server-name").unwrap_or_default(),
+        };
+        // A manifest is kube-apiserver's own word: what it does not say is not configured there either.
+        let missing = self.manifest.is_empty().then(|| self.unsaid()).flatten();
+        let Some(missing) = missing else {
+            self.published = Some(Published::later(access));
+            return;
         };
         match fetch(&access) {
             Ok(published) => self.published = published,
@@ -402,12 +404,19 @@ impl Reader<'_> {
         let extra_prefix = self.many("requestheader-extra-headers-prefix", |text| {
             values::header(text).map(|name| name.as_str().to_owned())
         });
-        Some(RequestHeaders {
+        let headers = RequestHeaders {
             username: username?,
             uid: uid?,
             group: group?,
             extra_prefix: extra_prefix?,
-        })
+            ..RequestHeaders::default()
+        };
+        // Local may have been told more than mvp was, and other servers more than local.
+        headers.learn(|flag| self.manifest.get(flag));
+        if let Some(published) = &mut self.published {
+            published.tell(&headers);
+        }
+        Some(headers)
     }
 
     fn peers(&mut self, local: Option<SocketAddr>) -> Option<Vec<SocketAddr>> {

@@ -4,7 +4,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{ANONYMOUS, Caller, Reason, UNAUTHENTICATED, User, token};
-use crate::config::RequestHeaders;
+use crate::config::{OtherHeaders, RequestHeaders};
 
 const STANDARD_USER: HeaderName = HeaderName::from_static("x-remote-user");
 const STANDARD_UID: HeaderName = HeaderName::from_static("x-remote-uid");
@@ -15,16 +15,23 @@ const STANDARD_CREDENTIAL: HeaderName =
 /// The key `authentication.kubernetes.io/credential-id`: a `/` is not allowed in a header name, so it is escaped.
 const CREDENTIAL_KEY: &str = "authentication.kubernetes.io%2fcredential-id";
 
-/// Makes `headers` carry `caller` and nobody else: strips every configured and standard identity header (any case,
-/// also with `_`), and writes ours. A front proxy's own headers pass. Tokens go where a certificate won. Call it after
+/// Makes `headers` carry `caller` and nobody else: strips every identity header that is standard, configured or another
+/// server's (any case, also with `_`), and writes ours. A front proxy's own headers pass. Tokens go where a certificate won. Call it after
 /// hop-by-hop headers were removed, or a client could have ours removed by naming them.
 pub fn forward_identity(caller: &Caller, headers: &mut HeaderMap, names: &RequestHeaders) {
+    strip_identity(caller, headers, names);
+    if let Caller::User(user) = caller {
+        write(user, headers, names);
+    }
+}
+
+/// The first half of that: nothing of ours is written.
+pub fn strip_identity(caller: &Caller, headers: &mut HeaderMap, names: &RequestHeaders) {
     match caller {
         Caller::FrontProxy => token::remove(headers),
-        Caller::User(user) => {
+        Caller::User(_) => {
             strip(headers, names);
             token::remove(headers);
-            write(user, headers, names);
         }
         // Rejected ones are not forwarded at all; should that ever fail, nothing of theirs gets through.
         Caller::Token | Caller::Anonymous | Caller::Rejected(_) => strip(headers, names),
@@ -32,9 +39,10 @@ pub fn forward_identity(caller: &Caller, headers: &mut HeaderMap, names: &Reques
 }
 
 fn strip(headers: &mut HeaderMap, names: &RequestHeaders) {
+    let others = names.others.load();
     let found: Vec<HeaderName> = headers
         .keys()
-        .filter(|name| is_identity_header(name, names))
+        .filter(|name| is_one(name, names, &others))
         .cloned()
         .collect();
     for name in found {
@@ -42,18 +50,24 @@ fn strip(headers: &mut HeaderMap, names: &RequestHeaders) {
     }
 }
 
-/// Whether a header carries an identity: a configured or standard name, or one that becomes such a name where `_` is
-/// taken for `-` (CGI and some servers do).
+/// Whether a header carries an identity to any server of the cluster: a standard name, one that is known from a flag or from
+/// what servers publish, or one that becomes such a name where `_` is taken for `-` (CGI and some servers do).
 pub fn is_identity_header(name: &HeaderName, names: &RequestHeaders) -> bool {
+    is_one(name, names, &names.others.load())
+}
+
+fn is_one(name: &HeaderName, names: &RequestHeaders, others: &OtherHeaders) -> bool {
     let configured = names.username.iter().chain(&names.uid).chain(&names.group);
     let standard = [&STANDARD_USER, &STANDARD_UID, &STANDARD_GROUP];
     let name = name.as_str().as_bytes();
     configured
+        .chain(&others.names)
         .chain(standard)
         .any(|known| same(name, known.as_str().as_bytes()))
         || names
             .extra_prefix
             .iter()
+            .chain(&others.prefixes)
             .map(String::as_str)
             .chain([STANDARD_EXTRA])
             .any(|prefix| {

@@ -1,13 +1,14 @@
 //! Certificates made by OpenSSL, judged by Go, read here (`fixtures/make.sh`); headers; and no panic on any bytes.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, fs, iter, path::PathBuf, time::Duration};
 
 use http::HeaderName;
 use rustls_pki_types::pem::PemObject as _;
 use serde::Deserialize;
+use tokio::time::Instant;
 
 use super::*;
-use crate::tls::Anchors;
+use crate::tls::{Anchors, fixtures::Ca};
 
 mod headers;
 mod values;
@@ -43,6 +44,7 @@ fn names() -> RequestHeaders {
         uid: vec![HeaderName::from_static("x-remote-uid")],
         group: vec![HeaderName::from_static("x-remote-group")],
         extra_prefix: vec!["x-remote-extra-".to_owned()],
+        ..RequestHeaders::default()
     }
 }
 
@@ -325,6 +327,45 @@ fn a_certificate_that_is_itself_in_the_ca_file_is_undecidable() {
     let mut presented = Presented::new(&fixture("stranger")).unwrap();
     let caller = presented.caller(&HeaderMap::new(), &pinned, &names(), today());
     assert!(matches!(caller, Caller::Rejected(Reason::Undecidable)));
+}
+
+/// What `chain` is worth today.
+fn judged(chain: &[CertificateDer<'_>]) -> Caller {
+    let mut presented = Presented::new(chain).unwrap();
+    presented.caller(&HeaderMap::new(), &authorities(), &names(), today())
+}
+
+#[test]
+fn certificates_beyond_the_longest_path_are_not_looked_at() {
+    let chain = fixture("via-between");
+    let other = fixture("other-ca").remove(0);
+    let after = chain.iter().chain(iter::repeat_n(&other, 100));
+    let caller = judged(&after.cloned().collect::<Vec<_>>());
+    assert!(matches!(caller, Caller::User(_)), "{caller:?}");
+    let (leaf, between) = chain.split_first().unwrap();
+    let before = iter::once(leaf)
+        .chain(iter::repeat_n(&other, 6))
+        .chain(between);
+    let caller = judged(&before.cloned().collect::<Vec<_>>());
+    assert!(
+        matches!(caller, Caller::Rejected(Reason::Undecidable)),
+        "{caller:?}"
+    );
+}
+
+#[test]
+fn no_chain_holds_a_thread() {
+    let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+    let mut chain = vec![der(&Ca::new("x").issue("alice", &[]).certificate)];
+    chain.extend((0..9).map(|_| der(&Ca::new("x").pem)));
+    chain.extend(iter::repeat_n(der(&Ca::new("y").pem), 100));
+    let start = Instant::now();
+    let caller = judged(&chain);
+    assert!(
+        matches!(caller, Caller::Rejected(Reason::Undecidable)),
+        "{caller:?}"
+    );
+    assert!(start.elapsed() < Duration::from_secs(5));
 }
 
 #[test]

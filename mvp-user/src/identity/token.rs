@@ -1,7 +1,7 @@
 //! Whether a request carries a bearer token that kube-apiserver would look at, and how the websocket form of it is
 //! taken out. Tokens are never read, kept or logged.
 
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 /// `bearerProtocolPrefix` of `k8s.io/apiserver/pkg/authentication/request/websocket/protocol.go`.
 const PROTOCOL_PREFIX: &[u8] = b"base64url.bearer.authorization.k8s.io.";
@@ -59,6 +59,13 @@ fn is_token(protocol: &[u8]) -> bool {
 
 /// Takes both forms out: the identity is another one.
 pub(super) fn remove(headers: &mut HeaderMap) {
+    let carries = |name: &HeaderName| {
+        *name == header::AUTHORIZATION || *name == header::SEC_WEBSOCKET_PROTOCOL
+    };
+    // As most often: to look at what is there costs less than to look both of them up.
+    if !headers.keys().any(carries) {
+        return;
+    }
     headers.remove(header::AUTHORIZATION);
     let lines = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL);
     if !lines.iter().flat_map(protocols).any(is_token) {

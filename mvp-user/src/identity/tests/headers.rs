@@ -3,6 +3,7 @@
 use http::header;
 
 use super::*;
+use crate::config::OtherHeaders;
 
 #[test]
 fn a_user_is_written_as_kube_apiserver_reads_it() {
@@ -44,6 +45,7 @@ fn the_first_configured_names_are_written() {
         uid: Vec::new(),
         group: vec![HeaderName::from_static("x-auth-group")],
         extra_prefix: vec!["x-auth-extra-".to_owned()],
+        ..RequestHeaders::default()
     };
     let mut headers = HeaderMap::new();
     forward_identity(&ask("uid", &headers), &mut headers, &names);
@@ -58,6 +60,34 @@ fn the_first_configured_names_are_written() {
             "x-remote-uid"
         ]
     );
+}
+
+#[test]
+fn what_only_another_server_takes_an_identity_from_is_taken_from_clients_too() {
+    let names = names();
+    names.others.store(Arc::new(OtherHeaders {
+        names: vec![HeaderName::from_static("x-auth-user")],
+        prefixes: vec!["x-auth-extra-".to_owned()],
+    }));
+    let sent = [
+        ("x-auth-user", "root"),
+        ("x_auth_extra_scopes", "root"),
+        ("x-auth", "kept"),
+    ];
+    for caller in [
+        ask("alice", &HeaderMap::new()),
+        Caller::Token,
+        Caller::Anonymous,
+    ] {
+        let mut headers = map(&sent);
+        forward_identity(&caller, &mut headers, &names);
+        assert!(!headers.contains_key("x-auth-user"), "{caller:?}");
+        assert!(!headers.contains_key("x_auth_extra_scopes"), "{caller:?}");
+        assert!(headers.contains_key("x-auth"));
+    }
+    let mut headers = map(&sent);
+    forward_identity(&Caller::FrontProxy, &mut headers, &names);
+    assert_eq!(headers.len(), sent.len(), "a front proxy's own");
 }
 
 /// cases.md B4: only some of the names, other case, several extras, near misses.
