@@ -1,12 +1,13 @@
 //! How local and every peer are (design 5.4), and whether they authenticate what mvp forwards (design 4.3).
 //!
-//! [`run`] keeps two loops per server in the side room: the *pulse* asks `/readyz` over a fresh verified connection and
+//! [`run`] keeps two loops per server in the side room: the *probe* asks `/readyz` over a fresh verified connection and
 //! feeds a pure state machine (`vitals`); the *proof* asks "who am I?" as the marker user. [`Prober`] is the handle of
 //! the data threads: they report what traffic showed and share one proof when a 401 may be meant for mvp.
 //! Not for what a server serves (`peers`), nor for what its state means for a request (`route`).
 
 use std::{
     collections::HashMap,
+    rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicU8, Ordering},
@@ -19,7 +20,7 @@ use http::StatusCode;
 use prometheus_client::registry::Registry;
 use tokio::{
     sync::{Notify, watch},
-    task::JoinSet,
+    task::{AbortHandle, JoinSet},
     time::{Instant, sleep_until, timeout},
 };
 use tracing::{debug, info, warn};
@@ -40,11 +41,11 @@ use proof::Verdict;
 use vitals::{Decided, Seen, Vitals};
 
 /// How often local is probed, and every server that is not up (design 3).
-const PULSE: Duration = Duration::from_millis(500);
+const PROBE_INTERVAL: Duration = Duration::from_millis(500);
 /// How often a peer that is up, or has been unwell for [`PATIENCE`], is probed: traffic tells more, and sooner.
-const PEER_PULSE: Duration = Duration::from_secs(2);
+const PEER_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// How often a departed peer is probed: nothing is sent to it, but it may come back as another version.
-const DEPARTED_PULSE: Duration = Duration::from_secs(1);
+const DEPARTED_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a peer that is not up is probed as often as local.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// A server that takes longer to shake hands is down (design 5.4); one that takes longer to answer is not ready.
@@ -53,7 +54,7 @@ const SILENCE: Duration = Duration::from_secs(2);
 const PROOF_INTERVAL: Duration = Duration::from_secs(30);
 /// How often a server is asked again while its proof is withdrawn.
 const REFUSED_INTERVAL: Duration = Duration::from_secs(2);
-/// How often a server is asked again after a probe that decided nothing.
+/// How often a server is asked again after a proof that decided nothing.
 const UNDECIDED_INTERVAL: Duration = Duration::from_secs(5);
 /// Proofs of one server start at most this often (design 4.3).
 const PROOF_SPACING: Duration = Duration::from_secs(1);
@@ -61,8 +62,8 @@ const PROOF_SPACING: Duration = Duration::from_secs(1);
 const PROOF_WITHIN: Duration = Duration::from_secs(3);
 /// Looks that [`Prober::look_now`] asks for begin at most this often.
 const LOOK_SPACING: Duration = Duration::from_millis(100);
-/// How long [`Prober::probe_now`] waits at most: the spacing and one proof.
-const PROBE_NOW_WITHIN: Duration = Duration::from_secs(5);
+/// How long [`Prober::prove_now`] waits at most: the spacing and one proof.
+const PROVE_NOW_WITHIN: Duration = Duration::from_secs(5);
 /// No report is waiting.
 const NO_REPORT: u8 = u8::MAX;
 
@@ -77,8 +78,8 @@ pub struct Prober {
 /// What the two loops of one server and the data threads share.
 #[derive(Debug)]
 struct Ward {
-    /// Wakes the pulse.
-    pulse: Notify,
+    /// Wakes the probe.
+    probe: Notify,
     /// Wakes the proof.
     prove: Notify,
     /// A [`Health`] that was reported and not taken in yet, or [`NO_REPORT`].
@@ -112,7 +113,7 @@ pub struct Probing {
 impl Ward {
     fn new() -> Self {
         Self {
-            pulse: Notify::new(),
+            probe: Notify::new(),
             prove: Notify::new(),
             report: AtomicU8::new(NO_REPORT),
             rounds: watch::Sender::default(),
@@ -145,7 +146,7 @@ impl Prober {
         let before = server.set_health(health);
         if let Some(ward) = self.ward(server.id) {
             ward.report.store(health as u8, Ordering::Release);
-            ward.pulse.notify_one();
+            ward.probe.notify_one();
         }
         if before != health {
             self.table.touch();
@@ -162,7 +163,7 @@ impl Prober {
     /// Looks at `server` at once, because something about it changed.
     pub fn look(&self, server: ServerId) {
         if let Some(ward) = self.ward(server) {
-            ward.pulse.notify_one();
+            ward.probe.notify_one();
         }
     }
 
@@ -185,7 +186,7 @@ impl Prober {
             if looks.has_changed().is_ok_and(|changed| changed) {
                 continue;
             }
-            ward.pulse.notify_one();
+            ward.probe.notify_one();
             if looks.changed().await.is_err() {
                 return;
             }
@@ -195,7 +196,7 @@ impl Prober {
     /// Whether mvp's own identity forwarding is refused by `server`, asked by one proof that begins after this call and
     /// is shared by all who wait: [`Proof::Refused`] if it is, [`Proof::Proven`] if it is not, [`Proof::Unproven`] if
     /// that cannot be told within 5 s. Proofs of one server begin at most once a second.
-    pub async fn probe_now(&self, server: &Server) -> Proof {
+    pub async fn prove_now(&self, server: &Server) -> Proof {
         let after = Instant::now();
         let Some(ward) = self.ward(server.id) else {
             return Proof::Unproven;
@@ -213,7 +214,7 @@ impl Prober {
                 }
             }
         };
-        timeout(PROBE_NOW_WITHIN, shared)
+        timeout(PROVE_NOW_WITHIN, shared)
             .await
             .unwrap_or(Proof::Unproven)
     }
@@ -225,7 +226,7 @@ impl Prober {
 
 /// Probes every server of the table for ever. Runs in the side room, inside its `LocalSet`; dropping it stops everything.
 pub async fn run(prober: Prober, probing: Probing) {
-    let probing = std::rc::Rc::new(probing);
+    let probing = Rc::new(probing);
     let mut changes = prober.table.changed.subscribe();
     let mut tasks = JoinSet::new();
     let mut running = HashMap::new();
@@ -237,16 +238,14 @@ pub async fn run(prober: Prober, probing: Probing) {
             .collect();
         drop(members);
         // A peer that left and came back under the same address is another `Server`: its loops must write to the new one.
-        running.retain(
-            |id, (kept, abort): &mut (Arc<Server>, tokio::task::AbortHandle)| {
-                let stays = servers.iter().any(|server| Arc::ptr_eq(server, kept));
-                if !stays {
-                    abort.abort();
-                    prober.wards.remove(id);
-                }
-                stays
-            },
-        );
+        running.retain(|id, (kept, abort): &mut (Arc<Server>, AbortHandle)| {
+            let stays = servers.iter().any(|server| Arc::ptr_eq(server, kept));
+            if !stays {
+                abort.abort();
+                prober.wards.remove(id);
+            }
+            stays
+        });
         for server in servers {
             running.entry(server.id).or_insert_with(|| {
                 let ward = Arc::new(Ward::new());
@@ -255,7 +254,7 @@ pub async fn run(prober: Prober, probing: Probing) {
                     prober.clone(),
                     Arc::clone(&server),
                     ward,
-                    std::rc::Rc::clone(&probing),
+                    Rc::clone(&probing),
                 ));
                 (server, abort)
             });
@@ -268,19 +267,14 @@ pub async fn run(prober: Prober, probing: Probing) {
 }
 
 /// Both loops of one server.
-async fn attend(
-    prober: Prober,
-    server: Arc<Server>,
-    ward: Arc<Ward>,
-    probing: std::rc::Rc<Probing>,
-) {
+async fn attend(prober: Prober, server: Arc<Server>, ward: Arc<Ward>, probing: Rc<Probing>) {
     tokio::join!(
-        take_pulse(&prober.table, &server, &ward, &probing),
+        keep_probing(&prober.table, &server, &ward, &probing),
         keep_proof(&prober, &server, &ward, &probing),
     );
 }
 
-async fn take_pulse(table: &Table, server: &Server, ward: &Ward, probing: &Probing) {
+async fn keep_probing(table: &Table, server: &Server, ward: &Ward, probing: &Probing) {
     let mut vitals = Vitals::default();
     let mut unwell_since = None;
     loop {
@@ -293,21 +287,22 @@ async fn take_pulse(table: &Table, server: &Server, ward: &Ward, probing: &Probi
         if reported || (known != vitals.health() && known != Health::Up) {
             vitals.report(known, now);
         }
-        let can_forward = probing.dialer.material().current().can_forward();
+        let can_forward = probing.dialer.certificates().current().can_forward();
         let decided = last_word(ward.rounds.borrow().decided, can_forward, now);
         let before = vitals.health();
-        let health = vitals.observe(seen, began, now, decided);
-        if server.set_health(health) != health {
+        let health = seen.map_or(known, |seen| vitals.observe(seen, began, now, decided));
+        if seen.is_some() && server.set_health(health) != health {
             table.touch();
         }
-        if before != health {
+        if seen.is_some() && before != health {
             info!(server = %server.id, address = %server.address, ?before, now = ?health, why, "Health changed");
         }
-        if seen == Seen::Ready {
+        let ready = seen == Some(Seen::Ready);
+        if ready {
             server.set_latency(now - began);
         }
         ward.looks.send_replace(Some(began));
-        if seen == Seen::Ready && vitals.wants_proof(decided) {
+        if ready && vitals.wants_proof(decided) {
             ward.prove.notify_one();
         }
         if health == Health::Up {
@@ -316,14 +311,14 @@ async fn take_pulse(table: &Table, server: &Server, ward: &Ward, probing: &Probi
             unwell_since.get_or_insert(now);
         }
         let interval = match (server.id, server.membership()) {
-            (ServerId::Local, _) => PULSE,
-            (_, Membership::Departed) => DEPARTED_PULSE,
-            _ if unwell_since.is_some_and(|since| now - since < PATIENCE) => PULSE,
-            _ => PEER_PULSE,
+            (ServerId::Local, _) => PROBE_INTERVAL,
+            (_, Membership::Departed) => DEPARTED_PROBE_INTERVAL,
+            _ if unwell_since.is_some_and(|since| now - since < PATIENCE) => PROBE_INTERVAL,
+            _ => PEER_PROBE_INTERVAL,
         };
         tokio::select! {
             () = sleep_until(began + interval) => {}
-            () = ward.pulse.notified() => {}
+            () = ward.probe.notified() => {}
         }
     }
 }
@@ -341,21 +336,26 @@ const fn last_word(decided: Option<Decided>, can_forward: bool, now: Instant) ->
     }
 }
 
-/// One look at `/readyz`, and words for the log.
-async fn look(server: &Server, probing: &Probing) -> (Seen, String) {
+/// One look at `/readyz`, and words for the log. `None`: this node could not even ask (no descriptor or port is free), which
+/// says nothing about the server; what is open to it goes on being used.
+async fn look(server: &Server, probing: &Probing) -> (Option<Seen>, String) {
     let mut link = match Link::open(&probing.dialer, server, &probing.marker, SILENCE).await {
         Ok(link) => link,
-        Err(error) => return (Seen::Unreachable, error.to_string()),
+        Err(LinkError::Dial(error)) if !error.is_the_servers() => {
+            debug!(server = %server.id, %error, "This node cannot look");
+            return (None, error.to_string());
+        }
+        Err(error) => return (Some(Seen::Unreachable), error.to_string()),
     };
     link.extend(SILENCE);
     match link.get("/readyz", "*/*", None).await {
-        Ok(answer) => (read_readyz(&answer), answer.status.to_string()),
+        Ok(answer) => (Some(read_readyz(&answer)), answer.status.to_string()),
         // It shook hands: it lives, but does not answer in time.
         Err(LinkError::TimedOut) => (
-            Seen::NotReady { leaving: false },
+            Some(Seen::NotReady { leaving: false }),
             LinkError::TimedOut.to_string(),
         ),
-        Err(error) => (Seen::Unreachable, error.to_string()),
+        Err(error) => (Some(Seen::Unreachable), error.to_string()),
     }
 }
 
@@ -372,7 +372,7 @@ fn read_readyz(answer: &Answer) -> Seen {
 }
 
 async fn keep_proof(prober: &Prober, server: &Server, ward: &Ward, probing: &Probing) {
-    let mut generations = probing.dialer.material().generations();
+    let mut generations = probing.dialer.certificates().generations();
     let mut last_began: Option<Instant> = None;
     let mut again = None;
     loop {
@@ -384,7 +384,7 @@ async fn keep_proof(prober: &Prober, server: &Server, ward: &Ward, probing: &Pro
         };
         tokio::select! {
             () = due => {}
-            // The pulse saw it ready, or somebody waits in `probe_now`.
+            // The probe saw it ready, or somebody waits in `prove_now`.
             () = ward.prove.notified() => {}
             Ok(()) = generations.changed() => {}
         }
@@ -435,9 +435,9 @@ async fn keep_proof(prober: &Prober, server: &Server, ward: &Ward, probing: &Pro
                     None => UNDECIDED_INTERVAL,
                 },
         );
-        // A decided proof may be all that the pulse waits for.
+        // A decided proof may be all that the probe waits for.
         if server.health() != Health::Up {
-            ward.pulse.notify_one();
+            ward.probe.notify_one();
         }
     }
 }

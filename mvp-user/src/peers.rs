@@ -4,10 +4,10 @@
 //! Runs in the side room. Not for how the servers are (`health`), nor for what that means for a request (`route`).
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     rc::Rc,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -34,6 +34,7 @@ use crate::{
 };
 
 pub(crate) mod cluster;
+mod endpoints;
 pub mod exclusions;
 mod fetch;
 mod hood;
@@ -45,6 +46,7 @@ mod reader;
 pub mod roster;
 pub mod skew;
 
+use endpoints::Endpoint;
 use hood::Hood;
 
 /// How long [`Learner::refresh`] waits at most: the spacing of two reads, and one read.
@@ -63,7 +65,7 @@ struct Shared {
     view: ArcSwap<View>,
     commands: mpsc::Sender<Command>,
     /// Taken by [`run`].
-    inbox: std::sync::Mutex<Option<mpsc::Receiver<Command>>>,
+    inbox: Mutex<Option<mpsc::Receiver<Command>>>,
     generation: AtomicU64,
     metrics: metrics::Metrics,
 }
@@ -137,7 +139,7 @@ impl Learner {
                 desks: DashMap::new(),
                 view: ArcSwap::default(),
                 commands,
-                inbox: std::sync::Mutex::new(Some(inbox)),
+                inbox: Mutex::new(Some(inbox)),
                 generation: AtomicU64::new(0),
                 metrics: metrics::Metrics::default(),
             }),
@@ -197,8 +199,8 @@ impl Learner {
 }
 
 /// Whether an address of the endpoints can be another node's kube-apiserver.
-pub(crate) fn is_peer(address: SocketAddr, advertised: Option<std::net::IpAddr>) -> bool {
-    hood::admit(address, &hood::own_addresses(advertised)) == hood::Admission::Peer
+pub(crate) fn is_peer(address: SocketAddr, advertised: Option<IpAddr>) -> bool {
+    endpoints::classify(address, &endpoints::own_addresses(advertised)) == Endpoint::Peer
 }
 
 /// What a server serves and its version, read once over `link`; the error is one sentence.
@@ -239,13 +241,14 @@ pub async fn run(learner: Learner, learning: Learning) {
     let (news, mut heard) = mpsc::channel(64);
     let learning = Rc::new(learning);
     let mut hood = Hood::new(Arc::clone(&learner.shared), Rc::clone(&learning), notices);
-    hood.restore();
     let find_peers = learning.config.peers.is_empty();
+    // Static peers need no credentials; where there are some, what all servers share is known all the same.
+    let watches = find_peers || nearest::has_credentials(&learning.config);
+    hood.restore(watches);
     if !find_peers {
         hood.take_static(&learning.config.peers);
     }
-    // Static peers need no credentials; where there are some, what all servers share is known all the same.
-    if find_peers || nearest::has_credentials(&learning.config) {
+    if watches {
         hood.watch(news.clone(), find_peers);
     }
     loop {

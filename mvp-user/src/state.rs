@@ -1,9 +1,9 @@
 //! The state file: what was learnt, so that a restarted mvp does not forget departed servers and can fail over when
 //! local is down at its start (design 5.3).
 //!
-//! Addresses, names, discovery documents and times; no secrets. What is read back is stale knowledge: routes, 503s and
-//! addresses to try, never a reason to believe that servers differ now. A bad file is logged and ignored: mvp then
-//! starts as if for the first time.
+//! Addresses, names, discovery documents, what all servers share, and times; no secrets. What is read back is stale
+//! knowledge: routes, 503s and addresses to try, never a reason to believe that servers differ now. A bad file is logged
+//! and ignored: mvp then starts as if for the first time.
 
 use std::{
     fs,
@@ -24,6 +24,8 @@ use crate::api::discovery::GroupList;
 const VERSION: u32 = 1;
 /// The most that is read: dozens of servers with thousands of resources stay far below.
 const LIMIT: u64 = 256 << 20;
+/// No write takes so long: what is older beside the file was left by a process that was killed meanwhile.
+const LEFT: Duration = Duration::from_mins(1);
 
 /// Everything that is kept between runs.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug, Default)]
@@ -33,6 +35,20 @@ pub struct Snapshot {
     pub version: u32,
     /// Local and its peers.
     pub servers: Vec<Saved>,
+    /// What they share.
+    #[serde(default)]
+    pub shared: SavedShared,
+}
+
+/// What all servers share through etcd, as the watches told it last; also what was deleted and some server may still list,
+/// for the next run to see that it is gone.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SavedShared {
+    /// Resources of CRDs: group, version, plural.
+    pub defined: Vec<(String, String, String)>,
+    /// Group-versions of APIServices with a backend: group, version.
+    pub aggregated: Vec<(String, String)>,
 }
 
 /// One server.
@@ -121,10 +137,11 @@ impl Stamp {
 
 impl Snapshot {
     /// A snapshot in the present form.
-    pub const fn new(servers: Vec<Saved>) -> Self {
+    pub const fn new(servers: Vec<Saved>, shared: SavedShared) -> Self {
         Self {
             version: VERSION,
             servers,
+            shared,
         }
     }
 }
@@ -187,8 +204,35 @@ pub fn save(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
     let written = write_new(&beside, snapshot).and_then(|()| fs::rename(&beside, path));
     if written.is_err() {
         drop(fs::remove_file(&beside));
+    } else {
+        sweep(path);
     }
     written
+}
+
+/// Removes what processes that were killed left beside the file.
+fn sweep(path: &Path) {
+    let prefix = path.file_name().and_then(|name| name.to_str());
+    let entries = path.parent().and_then(|it| fs::read_dir(it).ok());
+    for entry in entries.into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_ours = name.to_str().zip(prefix).is_some_and(|(name, prefix)| {
+            let middle = name
+                .strip_prefix(prefix)
+                .and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".tmp"));
+            middle.is_some_and(|it| it.len() == 16 && it.bytes().all(|it| it.is_ascii_hexdigit()))
+        });
+        let is_left = || {
+            let modified = entry.metadata().and_then(|it| it.modified()).ok();
+            modified.is_some_and(|at| at.elapsed().is_ok_and(|age| age > LEFT))
+        };
+        if is_ours
+            && is_left()
+            && let Err(error) = fs::remove_file(entry.path())
+        {
+            tracing::debug!(file = %entry.path().display(), %error, "A left over file stays");
+        }
+    }
 }
 
 fn write_new(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
@@ -214,7 +258,11 @@ mod tests {
     use crate::api::discovery::{Group, GroupMeta};
 
     fn snapshot() -> Snapshot {
-        Snapshot::new(vec![
+        let shared = SavedShared {
+            defined: vec![("example.com".into(), "v1".into(), "foos".into())],
+            aggregated: vec![("metrics.k8s.io".into(), "v1beta1".into())],
+        };
+        let servers = vec![
             Saved {
                 address: None,
                 name: Some("cp1".into()),
@@ -238,7 +286,8 @@ mod tests {
                     }]),
                 }),
             },
-        ])
+        ];
+        Snapshot::new(servers, shared)
     }
 
     #[test]
@@ -246,7 +295,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.json");
         assert!(load(&path).unwrap().is_none());
-        save(&path, &Snapshot::new(Vec::new())).unwrap();
+        save(&path, &Snapshot::new(Vec::new(), SavedShared::default())).unwrap();
         save(&path, &snapshot()).unwrap();
         assert_eq!(load(&path).unwrap().unwrap(), snapshot());
         assert_eq!(
@@ -254,6 +303,34 @@ mod tests {
             0o600
         );
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "left-overs");
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_and_what_another_one_writes_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let hour = Duration::from_hours(1);
+        for (name, age) in [
+            ("state.json.0123456789abcdef.tmp", hour),
+            ("state.json.fedcba9876543210.tmp", Duration::ZERO),
+            ("state.json.tmp", hour),
+            ("other.json.0123456789abcdef.tmp", hour),
+        ] {
+            let file = fs::File::create(dir.path().join(name)).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+        }
+        save(&dir.path().join("state.json"), &snapshot()).unwrap();
+        let mut names: Vec<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        let wanted = [
+            "other.json.0123456789abcdef.tmp",
+            "state.json",
+            "state.json.fedcba9876543210.tmp",
+            "state.json.tmp",
+        ];
+        assert_eq!(names, wanted);
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl Link {
         within: Duration,
     ) -> Result<Self, LinkError> {
         let deadline = Instant::now() + within;
-        let (presenting, marker) = if dialer.material().current().can_forward() {
+        let (presenting, marker) = if dialer.certificates().current().can_forward() {
             (Presenting::FrontProxy, Some(marker.clone()))
         } else {
             (Presenting::Nothing, None)

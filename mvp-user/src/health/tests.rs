@@ -3,6 +3,7 @@
 use http::HeaderMap;
 
 use super::*;
+use crate::{config::RequestHeaders, tls::fixtures::Pki};
 
 fn answer(status: u16, body: &'static str) -> Answer {
     Answer {
@@ -60,11 +61,11 @@ async fn waiters_share_one_proof_that_began_after_they_asked() {
         });
     };
     let (first, second, ()) =
-        tokio::join!(prober.probe_now(&local), prober.probe_now(&local), answer);
+        tokio::join!(prober.prove_now(&local), prober.prove_now(&local), answer);
     assert_eq!((first, second), (Proof::Refused, Proof::Refused));
     // Nobody answers: the wait is bounded.
     tokio::time::advance(Duration::from_millis(1)).await;
-    assert_eq!(prober.probe_now(&local).await, Proof::Unproven);
+    assert_eq!(prober.prove_now(&local).await, Proof::Unproven);
 }
 
 #[tokio::test(start_paused = true)]
@@ -80,7 +81,7 @@ async fn waiters_share_one_look_that_began_after_they_asked() {
     tokio::time::advance(Duration::from_millis(10)).await;
     let after = Instant::now();
     let looked = async {
-        ward.pulse.notified().await;
+        ward.probe.notified().await;
         let waited = after.elapsed();
         ward.looks.send_replace(Some(Instant::now()));
         waited
@@ -91,6 +92,27 @@ async fn waiters_share_one_look_that_began_after_they_asked() {
         prober.look_now(&local, after)
     );
     assert_eq!(waited, Duration::from_millis(90), "spaced");
+}
+
+#[tokio::test]
+async fn that_this_node_cannot_ask_says_nothing_about_a_server() {
+    let pki = Pki::new();
+    // No address of this node: no connection can be prepared, as when no descriptor is free.
+    let dialer = Dialer::new([192, 0, 2, 1].into(), pki.load(), None);
+    let probing = Probing {
+        dialer: Arc::new(dialer),
+        marker: Marker::new(&RequestHeaders::default()),
+    };
+    let local = Arc::new(Server::new(ServerId::Local, ([127, 0, 0, 1], 1).into()));
+    let table = Table::new(Arc::clone(&local));
+    let ward = Ward::new();
+    let probe = keep_probing(&table, &local, &ward, &probing);
+    assert!(timeout(PROBE_INTERVAL, probe).await.is_err());
+    assert!(!local.is_seen());
+    local.set_health(Health::Up);
+    let probe = keep_probing(&table, &local, &ward, &probing);
+    assert!(timeout(PROBE_INTERVAL, probe).await.is_err());
+    assert_eq!(local.health(), Health::Up);
 }
 
 #[test]

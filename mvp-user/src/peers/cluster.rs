@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::StreamExt as _;
+use futures_util::{Stream, StreamExt as _};
 use k8s_openapi::api::{coordination::v1::Lease, discovery::v1::EndpointSlice};
 use kube::{
     Api, Client, Resource, ResourceExt as _,
@@ -21,7 +21,7 @@ use kube::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout_at},
 };
 use tracing::{debug, info, warn};
 
@@ -32,7 +32,7 @@ use crate::{api::GroupVersion, config::Config, table::Table, upstream::Dialer};
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 /// How many objects one page of a list holds: CRDs weigh up to a megabyte each.
 const PAGE: u32 = 50;
-/// When credentials are read again although the watch works.
+/// When credentials are read again although the watch works, and local is asked again before peers.
 const RENEW: Duration = Duration::from_hours(1);
 
 /// The whole of what one watch knows.
@@ -162,11 +162,14 @@ impl Source {
     {
         let mut trouble = Trouble::new(std::any::type_name::<K>());
         let mut known = None;
+        // Clients in a row that could not list: local may refuse mvp's account, or this list, and be up all the same.
+        let mut vain = 0_usize;
         loop {
             let client = nearest::client(
                 &self.config,
                 Arc::clone(&self.table),
                 Arc::clone(&self.dialer),
+                vain,
             );
             let client = match client.await {
                 Ok(client) => client,
@@ -179,11 +182,11 @@ impl Source {
             let stream = watcher::watcher(api(client), watcher_config.clone());
             tokio::pin!(stream);
             let mut listing = BTreeMap::new();
-            while Instant::now() < renew {
-                let event = match stream.next().await {
-                    None => break,
-                    Some(Ok(event)) => event,
-                    Some(Err(error)) => {
+            let mut listed = false;
+            while let Some(event) = next(&mut stream, renew).await {
+                let event = match event {
+                    Ok(event) => event,
+                    Err(error) => {
                         sleep(trouble.tell(&error)).await;
                         // New credentials may help, and a new connection does no harm.
                         break;
@@ -199,6 +202,7 @@ impl Source {
                         None
                     }
                     Event::InitDone => {
+                        listed = true;
                         trouble.over();
                         let whole = std::mem::take(&mut listing);
                         let same = known.as_ref() == Some(&whole);
@@ -222,8 +226,17 @@ impl Source {
                     return;
                 }
             }
+            vain = if listed { 0 } else { vain.wrapping_add(1) };
         }
     }
+}
+
+/// The next event of a watch; none when it has ended, or when it is time for another client: a quiet one does not say so.
+async fn next<S: Stream + Unpin>(stream: &mut S, renew: Instant) -> Option<S::Item> {
+    if Instant::now() >= renew {
+        return None;
+    }
+    timeout_at(renew, stream.next()).await.ok().flatten()
 }
 
 /// The same trouble is told once, and once that it is over; a single one (a server stops) is nobody's business.
@@ -343,4 +356,20 @@ fn aggregated(service: &ApiService) -> Option<GroupVersion> {
     spec.service
         .as_ref()
         .map(|_backend| GroupVersion::new(&spec.group, &spec.version))
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_ends_when_it_is_time_for_another_client_quiet_or_not() {
+        let renew = Instant::now() + RENEW;
+        assert_eq!(next(&mut stream::repeat(1), renew).await, Some(1));
+        assert_eq!(next(&mut stream::pending::<u8>(), renew).await, None);
+        assert!(Instant::now() >= renew);
+        assert_eq!(next(&mut stream::repeat(1), renew).await, None);
+    }
 }

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, time::Duration};
 use hashbrown::{HashMap, HashSet};
 use tokio::time::Instant;
 
-use crate::{api::GroupVersion, table::SharedGroups};
+use crate::{api::GroupVersion, state::SavedShared, table::SharedGroups};
 
 /// How long a peer may still list what was deleted (KEP-4020).
 pub const GRACE: Duration = Duration::from_mins(5);
@@ -61,6 +61,41 @@ impl Exclusions {
             !gone.is_empty()
         });
         count(&self.deleted) != before
+    }
+
+    /// To be written down: what is there, and what was deleted and some server may still list.
+    pub fn saved(&self) -> SavedShared {
+        let defined = self.defined.iter();
+        let defined = defined.map(|(group_version, resource)| (group_version, Some(&**resource)));
+        let aggregated = self.aggregated.iter().map(|it| (it, None));
+        let deleted = self.deleted.iter().flat_map(|(group_version, gone)| {
+            gone.iter()
+                .map(move |(resource, _)| (group_version, resource.as_deref()))
+        });
+        let mut saved = SavedShared::default();
+        for (group_version, resource) in defined.chain(aggregated).chain(deleted) {
+            let group = String::from(&*group_version.group);
+            let version = String::from(&*group_version.version);
+            match resource {
+                Some(resource) => saved.defined.push((group, version, resource.to_owned())),
+                None => saved.aggregated.push((group, version)),
+            }
+        }
+        saved
+    }
+
+    /// Begins with what an earlier run wrote down. What was deleted since, the first whole lists show.
+    pub fn restore(&mut self, saved: &SavedShared) {
+        let defined = saved.defined.iter();
+        self.defined = defined
+            .map(|(group, version, plural)| {
+                (GroupVersion::new(group, version), plural.as_str().into())
+            })
+            .collect();
+        let aggregated = saved.aggregated.iter();
+        self.aggregated = aggregated
+            .map(|(group, version)| GroupVersion::new(group, version))
+            .collect();
     }
 
     /// For the table.
@@ -161,13 +196,10 @@ mod tests {
         let table = Table::new(Arc::new(local));
         let lists_foos = |id, read_at| {
             let catalogue = Catalogue {
-                resources: [(Gvr::new("example.com", "v1", "foos"), Served::default())].into(),
-                group_versions: HashSet::new(),
-                documents: Arc::default(),
-                version: "".into(),
-                freshness: Freshness::Stale,
-                read_at,
-                generation: 1,
+                resources: [(Gvr::new("example.com", "v1", "foos"), Served::default())]
+                    .into_iter()
+                    .collect(),
+                ..Catalogue::new(Arc::default(), "".into(), Freshness::Stale, read_at, 1)
             };
             table.publish(id, Arc::new(catalogue));
         };
@@ -207,6 +239,27 @@ mod tests {
         let gone = GroupVersion::new("example.com", "v1");
         assert!(exclusions.shared().hides_version(gone.as_ref()));
         assert!(!hides(&exclusions, "v2", "foos"));
+    }
+
+    #[test]
+    fn what_is_deleted_while_nobody_watches_is_hidden_by_the_next_run() {
+        let t = Instant::now();
+        let metrics = GroupVersion::new("metrics.k8s.io", "v1beta1");
+        let mut last = Exclusions::default();
+        last.set_aggregated([metrics.clone()].into(), t);
+        last.set_defined(crds(&[("v1", "foos"), ("v1", "bars"), ("v1", "stays")]), t);
+        // A moment before the end.
+        last.set_defined(crds(&[("v1", "bars"), ("v1", "stays")]), t);
+        let mut next = Exclusions::default();
+        next.restore(&last.saved());
+        assert!(next.shared().owned.contains(&metrics));
+        assert!(!hides(&next, "v1", "bars"));
+        next.set_defined(crds(&[("v1", "stays")]), t);
+        next.set_aggregated(BTreeSet::new(), t);
+        for (resource, hidden) in [("foos", true), ("bars", true), ("stays", false)] {
+            assert_eq!(hides(&next, "v1", resource), hidden, "{resource}");
+        }
+        assert!(next.shared().hides_version(metrics.as_ref()));
     }
 
     #[test]

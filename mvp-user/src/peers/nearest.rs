@@ -27,7 +27,7 @@ use rustls_pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    time::{Interval, interval, timeout},
+    time::{Instant, Interval, interval, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::{BoxError, ServiceBuilder};
@@ -44,6 +44,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// How often a connection looks whether its server is about to stop.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long a server that was up may be not ready before its connections end: one that is slow for a moment keeps them.
+const NOT_READY_FOR: Duration = Duration::from_secs(10);
 
 /// The token that every pod with a service account finds.
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
@@ -77,15 +79,19 @@ struct Nearest {
     dialer: Arc<Dialer>,
     tls: Arc<rustls::ClientConfig>,
     name: ServerName<'static>,
+    turn: usize,
 }
 
 /// A TLS connection that says which protocol was agreed upon, and that ends when its server is about to stop:
-/// kube-apiserver waits up to a minute for watches, and mvp's must not be what it waits for.
+/// kube-apiserver waits up to a minute for watches, and mvp's must not be what it waits for. It ends as well when its server
+/// stays not ready while another one is up: cut off from etcd it keeps watches open, silent, until they time out.
 struct Link {
     stream: TlsStream<TcpStream>,
+    table: Arc<Table>,
     server: Arc<Server>,
     /// Since this connection was made.
     was_up: bool,
+    not_ready_since: Option<Instant>,
     look: Interval,
 }
 
@@ -94,11 +100,13 @@ pub(super) fn has_credentials(config: &Config) -> bool {
     config.kubeconfig.is_some() || Path::new(POD_TOKEN).exists()
 }
 
-/// A client for the watches, with credentials read now.
+/// A client for the watches, with credentials read now. `turn`: how many before it got nothing from the server that they were
+/// connected to, although that is up; this one begins with the next.
 pub(crate) async fn client(
     config: &Config,
     table: Arc<Table>,
     dialer: Arc<Dialer>,
+    turn: usize,
 ) -> Result<Client, ClientError> {
     let kube = match &config.kubeconfig {
         Some(path) => from_file(path).await?,
@@ -111,6 +119,7 @@ pub(crate) async fn client(
         dialer,
         tls: Arc::new(tls),
         name: ServerName::try_from(config.tls.peer_server_name.clone())?,
+        turn,
     };
     let http: HttpClient<_, KubeBody> = HttpClient::builder(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -138,29 +147,39 @@ async fn from_file(path: &Path) -> Result<KubeConfig, ClientError> {
         .map_err(fail)
 }
 
-impl Nearest {
-    /// Servers that are up before those that may be, local before peers.
-    fn order(&self) -> Vec<Arc<Server>> {
-        let members = self.table.members();
-        let mut servers: Vec<_> = std::iter::once(&members.local)
-            .chain(&members.peers)
-            .filter(|server| server.membership() == Membership::Listed)
-            .map(Arc::clone)
-            .collect();
-        servers.sort_by_key(|server| server.health() != Health::Up);
-        servers
-    }
+fn is_up(server: &Server) -> bool {
+    server.health() == Health::Up && server.membership() == Membership::Listed
+}
 
+/// Servers that are up before those that may be, and these before those that have left: after a restart of mvp the list may
+/// be from before they came back. Local before peers, but for `turn` of those that are up, which come last of them.
+fn order(table: &Table, turn: usize) -> Vec<Arc<Server>> {
+    let members = table.members();
+    let mut servers: Vec<_> = std::iter::once(&members.local)
+        .chain(&members.peers)
+        .map(Arc::clone)
+        .collect();
+    servers.sort_by_key(|server| (!is_up(server), server.membership() != Membership::Listed));
+    let up = servers.iter().take_while(|server| is_up(server)).count();
+    if let Some(up) = servers.get_mut(..up) {
+        up.rotate_left(turn.checked_rem(up.len()).unwrap_or(0));
+    }
+    servers
+}
+
+impl Nearest {
     async fn connect(self) -> Result<TokioIo<Link>, BoxError> {
         let mut last = None;
-        for server in self.order() {
+        for server in order(&self.table, self.turn) {
             match self.connect_to(&server).await {
                 Ok(stream) => {
                     let look = interval(LOOK);
                     return Ok(TokioIo::new(Link {
                         stream,
+                        table: self.table,
                         server,
                         was_up: false,
+                        not_ready_since: None,
                         look,
                     }));
                 }
@@ -204,6 +223,28 @@ impl Connection for Link {
     }
 }
 
+impl Link {
+    /// Whether its server is not to be waited for any longer, as it is now.
+    fn is_over(&mut self, now: Instant) -> bool {
+        // A server that stops closes its listener at once, so that it looks like one that is down.
+        match self.server.health() {
+            Health::Up => {
+                self.was_up = true;
+                self.not_ready_since = None;
+                false
+            }
+            Health::Draining | Health::Down => self.was_up,
+            Health::Starting => {
+                let since = *self.not_ready_since.get_or_insert(now);
+                let members = self.table.members();
+                self.was_up
+                    && now - since >= NOT_READY_FOR
+                    && (is_up(&members.local) || members.peers.iter().any(|peer| is_up(peer)))
+            }
+        }
+    }
+}
+
 impl AsyncRead for Link {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -211,11 +252,8 @@ impl AsyncRead for Link {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         while self.look.poll_tick(cx).is_ready() {
-            // A server that stops closes its listener at once, so that it looks like one that is down.
-            match self.server.health() {
-                Health::Up => self.was_up = true,
-                Health::Draining | Health::Down if self.was_up => return Poll::Ready(Ok(())),
-                Health::Draining | Health::Down | Health::Starting => {}
+            if self.is_over(Instant::now()) {
+                return Poll::Ready(Ok(()));
             }
         }
         Pin::new(&mut self.stream).poll_read(cx, buf)
@@ -237,5 +275,35 @@ impl AsyncWrite for Link {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::ServerId;
+
+    #[test]
+    fn servers_that_gave_nothing_come_last_of_those_that_are_up_and_those_that_left_last_of_all() {
+        let server = |id, last: u8| Arc::new(Server::new(id, ([10, 0, 0, last], 6443).into()));
+        let peer = |last: u8| server(ServerId::Peer(([10, 0, 0, last], 6443).into()), last);
+        let (local, peers) = (server(ServerId::Local, 1), [2, 3, 4, 5].map(peer));
+        let table = Table::new(Arc::clone(&local));
+        table.set_peers(peers.to_vec());
+        let first = |turn| -> Vec<u8> {
+            let octet = |server: &Arc<Server>| match server.address.ip() {
+                std::net::IpAddr::V4(ip) => ip.octets()[3],
+                std::net::IpAddr::V6(_) => 0,
+            };
+            order(&table, turn).iter().map(octet).collect()
+        };
+        peers[0].set_membership(Membership::Departed);
+        assert_eq!(first(7), [1, 3, 4, 5, 2], "nobody is up");
+        for up in [&local, &peers[0], &peers[2], &peers[3]] {
+            up.set_health(Health::Up);
+        }
+        assert_eq!(first(0), [1, 4, 5, 3, 2]);
+        assert_eq!(first(1), [4, 5, 1, 3, 2]);
+        assert_eq!(first(5), [5, 1, 4, 3, 2]);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, sleep_until, timeout},
 };
 use tracing::{debug, info, warn};
@@ -91,12 +91,7 @@ async fn read(
 }
 
 /// Until `at`, until somebody wants it, or until the server comes up: it may be another version now.
-async fn wait(
-    server: &Server,
-    desk: &Desk,
-    changes: &mut tokio::sync::watch::Receiver<u64>,
-    at: Instant,
-) {
+async fn wait(server: &Server, desk: &Desk, changes: &mut watch::Receiver<u64>, at: Instant) {
     let mut was_up = server.health() == Health::Up;
     loop {
         tokio::select! {

@@ -17,10 +17,16 @@ use crate::{
     table::{Membership, Server},
 };
 
+/// Addresses whose time without a read is remembered; beyond, all are forgotten.
+const MAX_WAITED: usize = 1024;
+
 /// The book.
 #[derive(Debug)]
 pub struct Roster {
     peers: BTreeMap<SocketAddr, Entry>,
+    /// Of peers that left unread: how long they were waited for in all, and when they left. One that comes and goes
+    /// holds up readiness no longer than one that stays.
+    waited: BTreeMap<SocketAddr, (Duration, Instant)>,
     /// When the list was first read in this run.
     listed_at: Option<Instant>,
     local_read: bool,
@@ -33,7 +39,7 @@ struct Entry {
     server: Arc<Server>,
     /// Whether the newest list has it; before the first one, whether the state file had.
     listed: bool,
-    /// Since when this run knows it as a listed peer.
+    /// Since when this run knows it as a listed peer; as much earlier as it was waited for before.
     appeared: Instant,
     /// When it left; none while its membership is [`Membership::Listed`].
     departed_at: Option<Instant>,
@@ -65,6 +71,7 @@ impl Roster {
     pub const fn new(learn_deadline: Duration, grace: Duration) -> Self {
         Self {
             peers: BTreeMap::new(),
+            waited: BTreeMap::new(),
             listed_at: None,
             local_read: false,
             learn_deadline,
@@ -102,17 +109,26 @@ impl Roster {
         let first = self.listed_at.is_none();
         self.listed_at.get_or_insert(now);
         let mut changes = Changes::default();
+        let appeared = |waited: Option<(Duration, Instant)>| {
+            waited.map_or(now, |(waited, _)| now.checked_sub(waited).unwrap_or(now))
+        };
+        if self.waited.len() > MAX_WAITED {
+            self.waited.clear();
+        }
         for (address, entry) in &mut self.peers {
             let listed = addresses.contains(address);
             match (entry.listed, listed) {
                 (true, false) => {
+                    if !entry.read {
+                        self.waited.insert(*address, (now - entry.appeared, now));
+                    }
                     entry.server.set_membership(Membership::Departed);
                     // One that came back but was never read again has been away since it left first.
                     entry.departed_at.get_or_insert(now);
                     changes.left.push(Arc::clone(&entry.server));
                 }
                 (false, true) => {
-                    entry.appeared = now;
+                    entry.appeared = appeared(self.waited.remove(address));
                     changes.returned.push(Arc::clone(&entry.server));
                 }
                 // It was in the state file: only now it is known to be there in this run.
@@ -128,7 +144,7 @@ impl Roster {
                 Entry {
                     server,
                     listed: true,
-                    appeared: now,
+                    appeared: appeared(self.waited.remove(&address)),
                     departed_at: None,
                     read: false,
                 }
@@ -158,6 +174,7 @@ impl Roster {
     /// Takes out those whose grace period is over.
     pub fn expire(&mut self, now: Instant) -> Vec<Arc<Server>> {
         let grace = self.grace;
+        self.waited.retain(|_, (_, left)| now - *left < grace);
         let gone: Vec<_> = self
             .peers
             .iter()

@@ -36,7 +36,7 @@ pub struct Missing {
 pub enum Reason {
     /// Local lacks something.
     Skew(Missing),
-    /// Local is not up, and a peer may answer.
+    /// Local is not up, and a peer is.
     LocalDown,
     /// A listed peer was never read.
     Unread(ServerId),
@@ -151,7 +151,13 @@ impl Policy {
         let members = table.members();
         // At start local counts as down, but nobody has looked yet: no reason to steer, nor for a quiet period.
         let down = members.local.is_seen() && members.local.health() != Health::Up;
-        if down && self.local_down == LocalDown::Failover {
+        // Where nobody can stand in for it (a single control plane, or a node whose firewall keeps mvp from everybody), mvp
+        // would answer 503 to who might be served directly.
+        let stands_in = members
+            .peers
+            .iter()
+            .any(|peer| peer.health() == Health::Up && peer.membership() == Membership::Listed);
+        if down && stands_in && self.local_down == LocalDown::Failover {
             return Some(Reason::LocalDown);
         }
         if let Some(missing) = first_missing(table, |_, _| true) {

@@ -323,19 +323,9 @@ async fn a_legacy_server_is_asked_for_every_group_version_that_is_seen_anywhere(
                     .unwrap()
                     .1,
             });
-            let (resources, group_versions) = peer_documents.index();
-            table.publish(
-                ServerId::Local,
-                Arc::new(Catalogue {
-                    resources,
-                    group_versions,
-                    documents: peer_documents,
-                    version: Arc::default(),
-                    freshness: Freshness::Fresh,
-                    read_at: Instant::now(),
-                    generation: 1,
-                }),
-            );
+            let now = Instant::now();
+            let catalogue = Catalogue::new(peer_documents, "".into(), Freshness::Fresh, now, 1);
+            table.publish(ServerId::Local, Arc::new(catalogue));
             // Its own list names a group-version that it does not serve, and lacks one that it serves.
             let list = serde_json::json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [
                 {"name": "batch", "versions": [

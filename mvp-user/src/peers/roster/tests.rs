@@ -56,6 +56,45 @@ fn a_peer_that_cannot_be_read_holds_up_readiness_only_until_the_deadline() {
 }
 
 #[test]
+fn a_peer_that_comes_and_goes_unread_holds_up_readiness_no_longer_than_one_that_stays() {
+    let t = Instant::now();
+    for known in [false, true] {
+        let mut roster = roster();
+        if known {
+            // By the state file: it is kept when it leaves.
+            roster.restore(address(2), Some(SECOND), t);
+        }
+        roster.list(&addresses(&[]), t);
+        roster.read(ServerId::Local);
+        let comes = |roster: &mut Roster, at| {
+            roster.list(&addresses(&[2]), at);
+        };
+        let goes = |roster: &mut Roster, at| {
+            roster.list(&addresses(&[]), at);
+            if !known {
+                roster.forget(address(2));
+            }
+        };
+        // There for ten seconds of every twenty.
+        for round in 0..3_u32 {
+            let t = t + round * 20 * SECOND;
+            comes(&mut roster, t);
+            assert!(!roster.is_ready(t + 9 * SECOND), "{round}");
+            goes(&mut roster, t + 10 * SECOND);
+            assert!(roster.is_ready(t + 10 * SECOND), "{round}");
+        }
+        comes(&mut roster, t + 60 * SECOND);
+        assert!(roster.is_ready(t + 60 * SECOND), "it has had its time");
+        goes(&mut roster, t + 61 * SECOND);
+        // Long after, it is like any other.
+        roster.expire(t + 661 * SECOND);
+        comes(&mut roster, t + 661 * SECOND);
+        assert!(!roster.is_ready(t + 690 * SECOND));
+        assert!(roster.is_ready(t + 691 * SECOND));
+    }
+}
+
+#[test]
 fn a_peer_that_leaves_is_departed_until_it_is_listed_and_read_again() {
     let t = Instant::now();
     let mut roster = roster();

@@ -57,16 +57,8 @@ fn catalogue(verbs: &[&str], status: bool, freshness: Freshness) -> Arc<Catalogu
         groups,
         ..Documents::default()
     });
-    let (resources, group_versions) = documents.index();
-    Arc::new(Catalogue {
-        resources,
-        group_versions,
-        documents,
-        version: "v1.36.2".into(),
-        freshness,
-        read_at: Instant::now(),
-        generation: 1,
-    })
+    let (version, now) = ("v1.36.2".into(), Instant::now());
+    Arc::new(Catalogue::new(documents, version, freshness, now, 1))
 }
 
 /// Local and one peer, both up and alike.
@@ -212,6 +204,20 @@ fn a_local_that_is_not_up_is_a_reason_under_failover_alone() {
 }
 
 #[test]
+fn a_local_that_is_not_up_is_no_reason_where_nobody_can_stand_in_for_it() {
+    let mut cluster = cluster();
+    cluster.steering = false;
+    cluster.local.set_health(Health::Down);
+    cluster.peer.set_health(Health::Down);
+    assert_eq!(cluster.auto(Instant::now()), "no_skew");
+    cluster.peer.set_health(Health::Up);
+    cluster.peer.set_membership(Membership::Departed);
+    assert_eq!(cluster.auto(Instant::now()), "no_skew");
+    cluster.table.set_peers(Vec::new());
+    assert_eq!(cluster.auto(Instant::now()), "no_skew");
+}
+
+#[test]
 fn a_start_is_no_reason_to_steer() {
     let t = Instant::now();
     let local = Arc::new(Server::new(
@@ -219,6 +225,10 @@ fn a_start_is_no_reason_to_steer() {
         SocketAddr::from(([127, 0, 0, 1], 6443)),
     ));
     let table = Table::new(Arc::clone(&local));
+    let address = SocketAddr::from(([10, 0, 0, 2], 6443));
+    let peer = Arc::new(Server::new(ServerId::Peer(address), address));
+    peer.set_health(Health::Up);
+    table.set_peers(vec![peer]);
     let mut policy = Policy::new(LocalDown::Failover, OFF_DELAY);
     let view = View::default();
     assert_eq!(policy.judge(&table, &view, false, t), None);
