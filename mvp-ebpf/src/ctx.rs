@@ -108,10 +108,10 @@ impl<'a> Connection<'a> {
         field!(self, remote_ip4)
     }
 
-    /// Whether it comes from `::1` and goes to another address: the kernel makes nobody's so who has not bound to it.
+    /// Whether one end is `::1` and the other is not: the kernel makes nobody's so who has not bound to an address.
     #[inline(always)]
-    pub(crate) fn leaves_v6_loopback(self) -> bool {
-        is_v6_loopback(self.remote_addr()) && !is_v6_loopback(self.local_addr())
+    pub(crate) fn crosses_v6_loopback(self) -> bool {
+        is_v6_loopback(self.remote_addr()) != is_v6_loopback(self.local_addr())
     }
 }
 

@@ -116,12 +116,12 @@ fn decide(ctx: &SkLookupContext, connection: Connection<'_>) -> Outcome {
         MODE_FULL => return Outcome::Full,
         _ => return Outcome::Off,
     }
-    // mvp's own connections to kube-apiserver, or they would come back to mvp for ever. Known by their source alone, so
+    // mvp's own connections to kube-apiserver, or they would come back to mvp for ever. Known by their addresses alone, so
     // that those of another mvp, which this one replaces, are known too.
     let own = if family == AF_INET {
         connection.remote_v4() == settings.exempt_source
     } else {
-        connection.leaves_v6_loopback()
+        connection.crosses_v6_loopback()
     };
     if own {
         return Outcome::ExemptSource;

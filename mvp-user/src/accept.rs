@@ -37,8 +37,9 @@ use hello::{Hello, Verdict};
 use metrics::Metrics;
 pub use metrics::Outcome;
 use node::NodeAddresses;
+use room::Load;
 pub use room::{Bound, Room, Slot};
-use seats::{Arrival, Handed, Load, Seats, TAKE_BACK};
+use seats::{Arrival, Handed, Seats, TAKE_BACK};
 pub use watched::Watched;
 
 /// For the handshake as a whole: kube-apiserver's (its read header time-out), so that slow smart cards still get in.

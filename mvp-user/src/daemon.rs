@@ -26,11 +26,11 @@ use tokio::{
 use crate::{
     accept::{Acceptor, Bound, LINGER},
     admin::{
-        self, State,
+        self, Process, State,
         listen::{Control, Exposed},
     },
     api::ServerId,
-    config::{Config, Ktls, Resolved, Setting, SteerMode},
+    config::{Config, Flags, Ktls, Origin, Resolved, Setting, SteerMode, published::NAMES},
     discovery::{Discovery, courier::Courier},
     health::{self, Prober, Probing, link::Marker},
     metrics::Exposition,
@@ -51,6 +51,8 @@ use crate::{
 mod data_thread;
 mod desk;
 pub mod existing;
+mod manifest;
+mod memory;
 pub mod pulse;
 mod service;
 mod signals;
@@ -140,6 +142,7 @@ impl Parts {
             prober: prober.clone(),
             learner: learner.clone(),
             metrics,
+            backlogs: serve::Backlogs::default(),
             self_check: SelfCheck::new().context("no random token for the self-check")?,
             spans: Spans::new(config.trace_endpoint),
         });
@@ -166,6 +169,7 @@ impl Parts {
         self.tls.register(registry);
         self.acceptor.register(registry);
         self.shared.metrics.register(registry);
+        self.shared.backlogs.register(registry);
         self.shared.discovery.counters.register(registry);
         self.shared.spans.register(registry);
         registry.register(
@@ -188,6 +192,7 @@ pub fn run(
         config,
         settings,
         published,
+        flags,
     }: Resolved,
 ) -> anyhow::Result<()> {
     let files = listen::raise_descriptor_limit();
@@ -220,17 +225,20 @@ pub fn run(
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
+    let is_published = |it: &Setting| it.name == NAMES && it.origin == Origin::ConfigMap;
+    let names_are_used = settings.iter().any(is_published);
     let house = House {
         parts,
         steering,
         helm,
         settings,
+        flags,
     };
     let live = async {
         match &published {
             Some(published) => tokio::select! {
                 ended = house.live(sockets) => ended,
-                () = published.follow() => Ok(()),
+                () = published.follow(names_are_used) => Ok(()),
             },
             None => house.live(sockets).await,
         }
@@ -290,6 +298,7 @@ struct House {
     steering: Option<Arc<Steering>>,
     helm: Helm,
     settings: Vec<Setting>,
+    flags: Flags,
 }
 
 impl House {
@@ -305,15 +314,18 @@ impl House {
         self.start_side_rooms();
         let steer = self.start_steering(&sockets, &desk, drain)?;
         drop(sockets);
-        let state = State::new(admin::Parts {
+        spawn_local(manifest::watch(self.flags.clone(), self.settings.clone()));
+        let state = Arc::new(State {
             table: Arc::clone(&self.parts.table),
             tls: Arc::clone(&self.parts.tls),
             learner: self.parts.learner.clone(),
             prober: self.parts.prober.clone(),
             config: Arc::clone(&self.parts.config),
             settings: self.settings,
+            flags: self.flags,
             traffic: self.parts.shared.metrics.traffic(),
             daemon: Arc::<Desk>::clone(&desk),
+            process: Process::begin(),
         });
         spawn_local(admin::run(
             state,
@@ -418,6 +430,8 @@ impl House {
         };
         spawn_local(peers::run(parts.learner.clone(), learning));
         spawn_local(parts.shared.spans.clone().send());
+        let parts = Rc::clone(parts);
+        spawn_local(async move { memory::tend(&parts).await });
     }
 
     /// The loops behind the steer; the task returned ends when the drain begins.
@@ -447,7 +461,7 @@ impl House {
             spawn_local(async move { program.follow_log().await });
         }
         if let Some(listener) = sockets.inner {
-            let (parts, pulse) = (Rc::clone(&self.parts), desk.pulse(self.heartbeat()?));
+            let (parts, pulse) = (Rc::clone(&self.parts), desk.self_pulse(self.heartbeat()?));
             let drain = drain.clone();
             spawn_local(async move { pulse::check_self(&parts, listener, pulse, drain).await });
         }

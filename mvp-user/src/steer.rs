@@ -59,7 +59,7 @@ pub const HEARTBEAT_MAX_AGE: Duration = Duration::from_secs(2);
 /// How often each thread beats: ten beats may be lost before steering stops.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Whether tracing wants the program's log; `RUST_LOG=info,mvp_ebpf=debug` turns it on.
+/// Whether tracing wants the program's log; `MVP_LOG=info,mvp_ebpf=debug` turns it on.
 pub fn log_is_wanted() -> bool {
     tracing::enabled!(target: "mvp_ebpf", tracing::Level::DEBUG)
 }

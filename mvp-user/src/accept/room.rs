@@ -1,19 +1,18 @@
-//! How many client connections there are, and whether the kernel has refused one for lack of room.
+//! How many client connections there are, in all and on each thread, and whether the kernel has refused one for lack of room.
+//! Not for which thread gets one (`seats`).
 
 use std::{
     collections::HashSet,
     fs, io,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use prometheus_client::{metrics::gauge::Gauge, registry::Registry};
 use tokio::time::Instant;
-
-use super::seats::{Load, Loaded};
 
 /// How many client connections there may be (`--max-connections`), and who sees to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,6 +115,32 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         self.room.open.dec();
+    }
+}
+
+/// How many connections a thread has.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Load(Arc<AtomicUsize>);
+
+impl Load {
+    pub(super) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// One more, until the value is dropped.
+    pub(super) fn one_more(&self) -> Loaded {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Loaded(self.clone())
+    }
+}
+
+/// One connection of a thread.
+#[derive(Debug)]
+pub(super) struct Loaded(Load);
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

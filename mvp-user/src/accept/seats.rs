@@ -8,16 +8,13 @@
 use std::{
     io,
     net::SocketAddr,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use tokio::{net::TcpStream, sync::mpsc};
 
-use super::room::Slot;
+use super::room::{Load, Slot};
 
 /// How long a thread has to begin with what it was given; whoever gave it then does it. A thread that stands still holds up
 /// a client for no longer.
@@ -48,32 +45,6 @@ impl Handed {
     /// None: somebody else has it.
     pub(super) fn take(&self) -> Option<Arrival> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-/// How many connections a thread has.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Load(Arc<AtomicUsize>);
-
-impl Load {
-    fn get(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// One more, until the value is dropped.
-    pub(super) fn one_more(&self) -> Loaded {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Loaded(self.clone())
-    }
-}
-
-/// One connection of a thread.
-#[derive(Debug)]
-pub(super) struct Loaded(Load);
-
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -159,7 +130,7 @@ mod tests {
         assert!(seats.elsewhere(&one).is_none());
         few.push(one.one_more());
         let chosen = seats.elsewhere(&one).unwrap();
-        assert!(Arc::ptr_eq(&chosen.load.0, &two.0));
+        assert_eq!(chosen.load.get(), 0, "the second");
         assert!(seats.elsewhere(&two).is_none());
         few.extend(more(&two, 1));
         assert!(seats.elsewhere(&one).is_none(), "twice as many and 15");

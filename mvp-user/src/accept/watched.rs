@@ -25,6 +25,7 @@ use crate::{
     body::Gate,
     reply::{self, Refusal},
     tls::RecordStream,
+    wire,
 };
 
 /// How long a client may take to end its side after ours; Go's server waits as long (`rstAvoidanceDelay`).
@@ -41,6 +42,7 @@ pub struct Watched {
     /// A request was read: from now on, what is written may be a server's words.
     served: Arc<AtomicBool>,
     unread: Arc<OnceLock<Refusal>>,
+    given_up: Arc<AtomicBool>,
     /// What is left of the answer that is written in place of hyper's.
     instead: Bytes,
     /// Our end is sent; the client's is waited for until then.
@@ -57,6 +59,7 @@ impl Watched {
             gate: Gate::default(),
             served: Arc::default(),
             unread: Arc::default(),
+            given_up: Arc::default(),
             instead: Bytes::new(),
             linger: None,
         }
@@ -108,6 +111,19 @@ impl Watched {
     /// Why the connection ends, if that is because something could not be read as a request.
     pub fn unread(&self) -> Arc<OnceLock<Refusal>> {
         Arc::clone(&self.unread)
+    }
+
+    /// To be set for a client that is to be rid of: the next write fails, and the connection is reset.
+    pub fn given_up(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.given_up)
+    }
+
+    fn usable(&self) -> io::Result<()> {
+        if !self.given_up.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        wire::give_up(self.io.get_ref().0.stream());
+        Err(io::ErrorKind::ConnectionAborted.into())
     }
 
     /// Writes the whole of mvp's answer before hyper hears that its own is written.
@@ -186,6 +202,7 @@ impl AsyncWrite for Watched {
 
     /// hyper flushes whenever it has looked at everything else.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.usable()?;
         if self.gate.is_shut() && self.sends(context) {
             self.gate.open();
         }
@@ -204,6 +221,7 @@ impl AsyncWrite for Watched {
         context: &mut Context<'_>,
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.usable()?;
         if let [head] = buffers
             && self.by_hyper(head).is_some()
         {

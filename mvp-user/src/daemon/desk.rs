@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU8, Ordering},
     },
     time::Duration,
@@ -35,6 +35,8 @@ pub(super) struct Desk {
     ground: Ground,
     shared: Arc<serve::Shared>,
     beats: Mutex<Vec<Arc<Last>>>,
+    /// When mvp last answered itself.
+    itself: OnceLock<Arc<Last>>,
 }
 
 impl Desk {
@@ -52,16 +54,24 @@ impl Desk {
             },
             shared: Arc::clone(&house.parts.shared),
             beats: Mutex::default(),
+            itself: OnceLock::new(),
         }
     }
 
-    /// A pulse that `/livez` watches.
+    /// A thread's pulse, which `/livez` watches.
     pub(super) fn pulse(&self, heartbeat: Option<Heartbeat>) -> Pulse {
         let (pulse, last) = Pulse::new(heartbeat);
         self.beats
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(last);
+        pulse
+    }
+
+    /// The pulse of the self-request; `/livez` does not watch it.
+    pub(super) fn self_pulse(&self, heartbeat: Option<Heartbeat>) -> Pulse {
+        let (pulse, last) = Pulse::new(heartbeat);
+        self.itself.get_or_init(|| last);
         pulse
     }
 
@@ -134,6 +144,10 @@ impl admin::Daemon for Desk {
             .iter()
             .map(|last| last.ago())
             .collect()
+    }
+
+    fn answered_itself(&self) -> Option<Duration> {
+        self.itself.get().map(|last| last.ago())
     }
 
     fn connections(&self) -> wire::Connections {

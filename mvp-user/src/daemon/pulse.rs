@@ -50,7 +50,7 @@ enum Failed {
     Answer(StatusCode),
 }
 
-/// One loop's sign of life: in the kernel's slot, where there is one, and for `/livez`.
+/// One loop's sign of life: in the kernel's slot, where there is one, and for probes and metrics.
 pub struct Pulse {
     heartbeat: Option<Heartbeat>,
     last: Arc<Last>,

@@ -19,12 +19,13 @@ pub(super) fn tell(states: &[NotifyState<'_>]) {
 }
 
 /// Tells what steering does whenever that changes, and that mvp is alive, as often as `WatchdogSec=` asks for it: only
-/// while every thread beats, so that one that is wedged lets the service manager start mvp anew. For ever.
+/// while every thread beats, so that one that is wedged lets the service manager start mvp anew. Not for the self-request:
+/// what makes it fail alone is still there afterwards. For ever.
 pub(super) async fn keep_informed(desk: Arc<Desk>, helm: Helm) {
     let watchdog = sd_notify::watchdog_enabled();
     // Twice in the time, as `sd_watchdog_enabled(3)` advises.
     let every = watchdog.map_or(CALM, |within| within / 2);
-    // A beat younger than this is a sign of life in any case: the self-request comes only every half second.
+    // A beat younger than this is a sign of life in any case: a node may be busy for a moment.
     let young = every.max(HEARTBEAT_MAX_AGE);
     let mut state = helm.state.subscribe();
     loop {

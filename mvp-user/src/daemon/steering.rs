@@ -17,10 +17,10 @@ use crate::{
     table::{Health, Membership, Proof, Table},
 };
 
-use super::Parts;
+use super::{Parts, memory::Memory};
 
 mod fullness;
-use fullness::{Fullness, Memory, room_percent};
+use fullness::{Fullness, ports_percent, room_percent};
 
 /// Longest time between two looks at room and mode; changes of the table are seen at once.
 const TICK: Duration = Duration::from_millis(100);
@@ -126,7 +126,7 @@ pub struct Situation {
     pub draining: bool,
     /// A listener of kube-apiserver's was seen since start, and no other program has its addresses.
     pub listener: bool,
-    /// At the bound of connections, descriptors or memory.
+    /// At the bound of connections, descriptors, ports or memory.
     pub full: bool,
     /// How local is.
     pub local: Health,
@@ -216,7 +216,11 @@ pub async fn steer(
         let (switch, reason) = choose(&Situation {
             draining: stop,
             listener,
-            full: fullness.update([room_percent(parts.acceptor.room()), memory.percent()]),
+            full: fullness.update([
+                room_percent(parts.acceptor.room()),
+                ports_percent(&parts.dialer),
+                memory.percent(),
+            ]),
             wanted: wanted.as_ref().map(Reason::as_str),
             ..Situation::of(&parts.table, order.mode, parts.config.local_down)
         });

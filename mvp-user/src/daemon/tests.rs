@@ -6,7 +6,12 @@ use std::{
 };
 
 use super::*;
-use crate::{admin::fixtures::Stage, metrics::Format};
+use crate::{
+    admin::fixtures::Stage,
+    config::LocalDown,
+    metrics::Format,
+    table::{Health, Proof},
+};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -16,7 +21,8 @@ fn root() -> PathBuf {
 struct Described {
     kind: String,
     help: String,
-    labels: BTreeSet<String>,
+    /// With the values that are seen.
+    labels: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Every family that this process has, as a scraper sees it.
@@ -46,14 +52,15 @@ fn families() -> BTreeMap<String, Described> {
             let mut quoted = labels.split("=\"");
             let mut name = quoted.next().unwrap();
             for next in quoted {
+                let (value, following) = next
+                    .rsplit_once("\",")
+                    .unwrap_or_else(|| (next.trim_end_matches('"'), ""));
                 if name != "le" {
-                    families
-                        .get_mut(&current)
-                        .unwrap()
-                        .labels
-                        .insert(name.to_owned());
+                    let labels = &mut families.get_mut(&current).unwrap().labels;
+                    let values = labels.entry(name.to_owned()).or_default();
+                    values.insert(value.to_owned());
                 }
-                name = next.rsplit_once("\",").map_or("", |(_, name)| name);
+                name = following;
             }
         }
     }
@@ -67,7 +74,7 @@ async fn the_list_of_metrics_in_the_docs_is_that_of_the_code() {
     const END: &str = "<!-- end -->\n";
     let mut table = String::from("| name | type | labels | meaning |\n| --- | --- | --- | --- |\n");
     for (name, it) in families() {
-        let labels: Vec<String> = it.labels.iter().map(|label| format!("`{label}`")).collect();
+        let labels: Vec<String> = it.labels.keys().map(|label| format!("`{label}`")).collect();
         let labels = labels.join(", ");
         writeln!(table, "| `{name}` | {} | {labels} | {} |", it.kind, it.help).unwrap();
     }
@@ -127,6 +134,10 @@ async fn dashboards_and_alerts_ask_only_for_metrics_that_there_are() {
         let Ok(text) = std::fs::read_to_string(&file) else {
             continue;
         };
+        if file.extension().is_some_and(|it| it == "json") {
+            let read = serde_json::from_str::<serde_json::Value>(&text);
+            assert!(read.is_ok(), "{}: {read:?}", file.display());
+        }
         let letter = |it: char| it.is_ascii_alphanumeric() || it == '_';
         for word in text.split(|it| !letter(it)) {
             if !word.starts_with("mvp_") && !word.starts_with("apiserver_") {
@@ -142,4 +153,120 @@ async fn dashboards_and_alerts_ask_only_for_metrics_that_there_are() {
         }
     }
     assert!(asked > 10, "only {asked}");
+}
+
+/// Every word that `mvp_steering_reason` can have.
+fn steering_reasons() -> BTreeSet<&'static str> {
+    // That of a process which has nothing to choose.
+    let mut reasons = BTreeSet::from(["no_ebpf"]);
+    let modes = [SteerMode::Auto, SteerMode::Always, SteerMode::Never];
+    // Of `peers::skew::Reason`, some of which need a cluster.
+    let wanted = [
+        None,
+        Some("skew"),
+        Some("local_down"),
+        Some("unread"),
+        Some("quiet"),
+    ];
+    for (mode, wanted) in modes
+        .into_iter()
+        .flat_map(|mode| wanted.map(|wanted| (mode, wanted)))
+    {
+        for local in [Health::Up, Health::Down] {
+            for proof in [Proof::Proven, Proof::Unproven, Proof::Refused] {
+                for local_down in [LocalDown::Failover, LocalDown::Refuse] {
+                    for switches in 0..16_u8 {
+                        let is_set = |bit: u8| (switches >> bit) & 1 == 1;
+                        let (_, reason) = steering::choose(&steering::Situation {
+                            mode,
+                            draining: is_set(0),
+                            listener: is_set(1),
+                            full: is_set(2),
+                            local,
+                            proof,
+                            peer: is_set(3),
+                            local_down,
+                            wanted,
+                        });
+                        reasons.insert(reason);
+                    }
+                }
+            }
+        }
+    }
+    reasons
+}
+
+#[tokio::test]
+async fn every_word_of_a_label_is_explained_in_the_docs() {
+    // Names and numbers, not words.
+    const OPEN: [&str; 9] = [
+        "code", "file", "flag", "group", "resource", "server", "thread", "version", "le",
+    ];
+    let text = std::fs::read_to_string(root().join("docs/metrics.md")).unwrap();
+    let (_, explained) = text.split_once("## Words in labels\n").unwrap();
+    let (explained, _) = explained.split_once("\n## ").unwrap();
+    let mut words: BTreeSet<String> = steering_reasons().into_iter().map(Into::into).collect();
+    words.extend(mvp_ebpf::Outcome::ALL.map(|it| it.name().to_owned()));
+    for (label, values) in families().into_values().flat_map(|it| it.labels) {
+        if !OPEN.contains(&label.as_str()) {
+            words.extend(values);
+        }
+    }
+    assert!(words.len() > 50, "{words:?}");
+    for word in words {
+        assert!(
+            explained.contains(&format!("`{word}`")),
+            "docs/metrics.md does not say what {word} means"
+        );
+    }
+}
+
+#[tokio::test]
+async fn alerts_choose_by_labels_and_words_that_there_are() {
+    let families = families();
+    let reasons = steering_reasons();
+    let path = root().join("deploy/chart/templates/monitoring.yaml");
+    let text = std::fs::read_to_string(path).unwrap();
+    let letter = |it: char| it.is_ascii_alphanumeric() || it == '_';
+    let (mut chosen, mut told) = (0, 0);
+    for rule in text.split("- alert: ").skip(1) {
+        let expression = rule
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("expr: "))
+            .unwrap();
+        let mut labels = BTreeSet::from(["instance", "job"]);
+        for (at, _) in expression.match_indices("mvp_") {
+            let rest = &expression[at..];
+            let end = rest.find(|it| !letter(it)).unwrap_or(rest.len());
+            let family = &families[&rest[..end]];
+            labels.extend(family.labels.keys().map(String::as_str));
+            let Some(selector) = rest[end..].strip_prefix('{') else {
+                continue;
+            };
+            for one in selector.split('}').next().unwrap().split(',') {
+                let (label, value) = one.split_once('=').unwrap();
+                let values = &family.labels[label.trim_end_matches('!')];
+                let value = value.trim_matches('"');
+                assert!(
+                    values.contains(value) || reasons.contains(value),
+                    "{expression}: {value}"
+                );
+                chosen += 1;
+            }
+        }
+        for (_, rest) in rule
+            .match_indices("$labels.")
+            .map(|(at, it)| (at, &rule[at + it.len()..]))
+        {
+            let end = rest.find(|it| !letter(it)).unwrap_or(rest.len());
+            assert!(
+                labels.contains(&rest[..end]),
+                "{expression}: {}",
+                &rest[..end]
+            );
+            told += 1;
+        }
+    }
+    assert!(chosen >= 3 && told >= 10, "{chosen} {told}");
 }

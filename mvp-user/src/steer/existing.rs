@@ -63,10 +63,7 @@ pub struct Node {
 pub fn class(entry: &Entry, node: &Node, idle: Duration) -> Class {
     let (server, client) = entry.ends();
     let here = node.clients.get(&(client, server));
-    let from_mvp = node
-        .exempt_source
-        .is_some_and(|source| client.ip() == IpAddr::V4(source));
-    if from_mvp
+    if is_mvps(client.ip(), server.ip(), node)
         || node.own.contains(&entry.inode)
         || here.is_some_and(|(inode, _)| node.own.contains(inode))
     {
@@ -98,14 +95,23 @@ pub fn class(entry: &Entry, node: &Node, idle: Duration) -> Class {
 /// connections finish. Told only where cgroups do not tell what it accepted from what kube-apiserver did (control groups
 /// version 1, or both in one).
 fn is_of_twin(entry: &Entry, node: &Node) -> bool {
-    let (client, _) = entry.ends();
-    node.exempt_source
-        .is_some_and(|source| client.ip() == IpAddr::V4(source))
+    let (client, server) = entry.ends();
+    is_mvps(client.ip(), server.ip(), node)
         && entry.inode != 0
         && !node.own.contains(&entry.inode)
         && entry
             .cgroup
             .is_none_or(|cgroup| node.cgroups.is_empty() || node.cgroups.contains(&cgroup))
+}
+
+/// Whether only an mvp comes from there: this one, or, from a loopback address that is nobody else's, one that this one
+/// replaces, perhaps with another `--exempt-source`. Over IPv6 nobody else comes from `::1` to another address of the node, or
+/// from another one to `::1`.
+fn is_mvps(client: IpAddr, server: IpAddr, node: &Node) -> bool {
+    node.exempt_source.is_some_and(|own| match client {
+        IpAddr::V4(ip) => ip == own || ip.is_loopback() && ip != Ipv4Addr::LOCALHOST,
+        IpAddr::V6(ip) => ip.is_loopback() != server.is_loopback(),
+    })
 }
 
 /// The last word was the server's, it was acknowledged, and both directions have been quiet.

@@ -39,7 +39,7 @@ pub async fn whose(dialer: &Dialer, local: IpAddr, listener: &Listener) -> Whose
     let server = Server::new(ServerId::Local, listener.dial_address());
     let look = async {
         let stream = dialer.raw(&server).await.ok()?;
-        Some(handshake(dialer.material(), stream).await)
+        Some(handshake(dialer.certificates(), stream).await)
     };
     match timeout(LOOK_WITHIN, look).await {
         // No answer says nothing: it may be starting.
@@ -47,7 +47,7 @@ pub async fn whose(dialer: &Dialer, local: IpAddr, listener: &Listener) -> Whose
         Ok(Some(Err(error))) if error.kind() == io::ErrorKind::UnexpectedEof => Whose::Unknown,
         Ok(Some(Err(_))) => Whose::Other,
         Ok(Some(Ok(stream))) => {
-            let material = dialer.material().current();
+            let material = dialer.certificates().current();
             let leaf = stream
                 .get_ref()
                 .1

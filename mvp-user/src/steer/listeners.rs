@@ -182,14 +182,27 @@ impl Watcher {
         let now = Instant::now();
         let mut judged = HashMap::with_capacity(found.len());
         let mut listeners = Vec::with_capacity(found.len());
+        let mut asked = false;
         for listener in found.iter().map(Listener::new) {
             let (whose, since) = match self.judged.get(&listener.cookie) {
                 Some(known @ (Whose::Local, _)) => *known,
                 Some(known @ (Whose::Other, since)) if now - *since < REJUDGE => *known,
-                _ => (judge(&listener).await, now),
+                _ => {
+                    asked = true;
+                    (judge(&listener).await, now)
+                }
             };
             judged.insert(listener.cookie, (whose, since));
             listeners.push((listener, whose));
+        }
+        if asked {
+            // A process that ends while it is asked resets the connection, as another program may: only what still listens was
+            // judged. Else a kube-apiserver that starts and fails would end its own keys, and failover with them.
+            let still = self
+                .tables
+                .list(Which::Listening, self.port, 0)
+                .map_err(WatchError::Tables)?;
+            listeners.retain(|(listener, _)| still.iter().any(|it| it.cookie == listener.cookie));
         }
         self.judged = judged;
         self.listeners = listeners;

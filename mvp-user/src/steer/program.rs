@@ -13,7 +13,7 @@ use super::{
     Inner, SteerError,
     error::{in_map, in_program},
 };
-use crate::config::Cidr;
+use crate::config::{Cidr, DEFAULT_EXEMPT_SOURCE};
 
 /// Which prefixes are replaced.
 #[derive(Clone, Copy)]
@@ -98,17 +98,31 @@ impl Inner {
 
     /// Replaces one set of prefixes; the caller writes the settings afterwards.
     pub(super) fn set_cidrs(&mut self, set: Set, cidrs: &[Cidr]) -> Result<(), SteerError> {
+        let mut cidrs = cidrs.to_vec();
         let (tries, flag) = match set {
-            Set::Exempt => (&mut self.exempt, HAS_EXEMPT),
+            Set::Exempt => {
+                cidrs.extend(self.default_source());
+                (&mut self.exempt, HAS_EXEMPT)
+            }
             Set::Canary => (&mut self.canary, HAS_CANARY),
         };
-        tries.replace(cidrs)?;
+        tries.replace(&cidrs)?;
         if cidrs.is_empty() {
             self.settings.used &= !flag;
         } else {
             self.settings.used |= flag;
         }
         Ok(())
+    }
+
+    /// Where the mvp may come from that this one replaces, or that replaces it, if `--exempt-source` is changed: if neither
+    /// knew the other's source, each would take the other's connections to local, and pass them on, for ever.
+    fn default_source(&self) -> Option<Cidr> {
+        let default = DEFAULT_EXEMPT_SOURCE;
+        (self.settings.exempt_source != u32::from_ne_bytes(default.octets())).then_some(Cidr {
+            address: default.into(),
+            length: 32,
+        })
     }
 }
 

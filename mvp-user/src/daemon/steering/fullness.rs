@@ -1,8 +1,11 @@
-//! Whether there is room for more connections: in number, descriptors and memory.
+//! Whether there is room for more connections: in number, descriptors and ports. How full memory is `memory` tells.
 
-use std::{fs, time::Duration};
+use std::time::Duration;
 
-use crate::accept::Room;
+use crate::{accept::Room, upstream::Dialer};
+
+/// How long a connection to local that could not be made counts: the next one may be tried no sooner.
+const LACKING: Duration = Duration::from_secs(10);
 
 /// Keeps *full* from flapping: true at 90 % of a bound, false below 80 % of all (design 2).
 #[derive(Debug, Default)]
@@ -19,53 +22,6 @@ impl Fullness {
     }
 }
 
-/// The memory that the kernel holds against the bound of this process's control group, and the bound; no bound: never full.
-/// It is more than what is resident: what waits in sockets is the kernel's, and counts as well.
-#[derive(Debug)]
-pub(super) struct Memory {
-    bound: Option<u64>,
-    /// The file that tells what is used.
-    used: String,
-}
-
-impl Memory {
-    pub(super) fn new() -> Self {
-        // cgroup v2: the limit of the group this process is in (proc(5), cgroups(7)); "max" does not parse.
-        let group = fs::read_to_string("/proc/self/cgroup").ok();
-        let group = group
-            .as_deref()
-            .and_then(|text| text.trim().rsplit("::").next())
-            .unwrap_or("/")
-            .to_owned();
-        let second = |group: &str| {
-            ["memory.max", "memory.current"].map(|it| format!("/sys/fs/cgroup{group}/{it}"))
-        };
-        // cgroup v1, as a container sees it; no bound is a number larger than any memory.
-        let first = ["memory.limit_in_bytes", "memory.usage_in_bytes"]
-            .map(|it| format!("/sys/fs/cgroup/memory/{it}"));
-        Self::of([second(&group), second(""), first])
-    }
-
-    /// From the first of these pairs of files, bound and use, that is there.
-    fn of(files: [[String; 2]; 3]) -> Self {
-        let found = files.into_iter().find_map(|[bound, used]| {
-            let bound = fs::read_to_string(bound).ok()?;
-            Some((bound.trim().parse().ok(), used))
-        });
-        let (bound, used) = found.unwrap_or_default();
-        Self { bound, used }
-    }
-
-    pub(super) fn percent(&self) -> u64 {
-        let Some(bound) = self.bound else { return 0 };
-        let used: u64 = fs::read_to_string(&self.used)
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(0);
-        used.saturating_mul(100) / bound.max(1)
-    }
-}
-
 pub(super) fn room_percent(room: &Room) -> u64 {
     if room.exhausted_within(Duration::from_secs(2)) {
         return 100;
@@ -76,31 +32,33 @@ pub(super) fn room_percent(room: &Room) -> u64 {
         .unwrap_or(0) as u64
 }
 
+/// Connections to local come from one address, which has 28,000 ports for it; any process of this node can take them.
+pub(super) fn ports_percent(dialer: &Dialer) -> u64 {
+    if dialer.lacked_within(LACKING) {
+        100
+    } else {
+        0
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::net::SocketAddr;
 
-    #[test]
-    fn memory_is_what_the_kernel_counts_against_the_bound() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = |name: &str| directory.path().join(name).display().to_string();
-        let pair = |one: &str, other: &str| [file(one), file(other)];
-        let files = || {
-            [
-                pair("not", "there"),
-                pair("memory.max", "memory.current"),
-                pair("memory.current", "memory.max"),
-            ]
-        };
-        assert_eq!(Memory::of(files()).percent(), 0);
-        fs::write(file("memory.max"), "2147483648\n").unwrap();
-        fs::write(file("memory.current"), "1932735284\n").unwrap();
-        let memory = Memory::of(files());
-        assert_eq!(memory.percent(), 90);
-        fs::write(file("memory.current"), "1500000000\n").unwrap();
-        assert_eq!(memory.percent(), 69);
-        fs::write(file("memory.max"), "max\n").unwrap();
-        assert_eq!(Memory::of(files()).percent(), 0);
+    use super::*;
+    use crate::{api::ServerId, table::Server, tls::fixtures::Pki};
+
+    #[tokio::test]
+    async fn without_a_port_towards_local_there_is_no_room() {
+        // Where no port is left, the kernel says the same as of an address that is not this node's.
+        let dialer = Dialer::new([203, 0, 113, 9].into(), Pki::new().load(), None);
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let peer = Server::new(ServerId::Peer(address), address);
+        dialer.raw(&peer).await.unwrap_err();
+        assert_eq!(ports_percent(&dialer), 0, "that is the peer's");
+        let local = Server::new(ServerId::Local, address);
+        dialer.raw(&local).await.unwrap_err();
+        assert_eq!(ports_percent(&dialer), 100);
     }
 
     #[test]

@@ -89,6 +89,24 @@ fn connections_of_mvp_are_never_touched() {
     let upstream = idle();
     let node = with_client(&upstream, 42, Some(CLIENT));
     assert_eq!(class(&upstream, &node, IDLE), Class::Mvp);
+    // Of one with another exempt source, in another pod.
+    let mut before = Entry::between("127.0.0.1:6443", "127.0.0.77:40000");
+    (before.inode, before.cgroup) = (7, Some(API));
+    before.traffic = idle().traffic;
+    let node = with_client(&before, 9, Some(CLIENT));
+    assert_eq!(class(&before, &node, IDLE), Class::Mvp);
+    // To a server that listens at one IPv6 address; as anybody else on the node comes.
+    for (server, client, wanted) in [
+        ("[fd00::1]:6443", "[::1]:40000", Class::Mvp),
+        ("[fd00::1]:6443", "[fd00::1]:40000", Class::Candidate),
+        ("[::1]:6443", "[fd00::1]:40000", Class::Mvp),
+    ] {
+        let mut before = Entry::between(server, client);
+        (before.inode, before.cgroup) = (7, Some(API));
+        before.traffic = idle().traffic;
+        let node = with_client(&before, 9, Some(CLIENT));
+        assert_eq!(class(&before, &node, IDLE), wanted, "{client}");
+    }
 }
 
 #[test]
