@@ -12,7 +12,6 @@ use crate::{
     api::{GroupVersion, ServerId, discovery::Form, wire::Encoding},
     body::Body,
     config::LocalDown,
-    reply::Side,
     request_info::{Class, DiscoveryPath, OpenApiPath, RequestInfo},
     route::{Asker, AskerKind, authority},
     table::{Server, Table},
@@ -72,7 +71,7 @@ struct Case<'a> {
     plan: &'a Plan,
     /// Who answered.
     from: ServerId,
-    table: &'a Table,
+    table: &'a Arc<Table>,
     counters: &'a Counters,
 }
 
@@ -221,11 +220,7 @@ impl Discovery {
         from: &Server,
         answer: Response<Body>,
     ) -> Response<Body> {
-        let side = match from.id {
-            ServerId::Local => Side::Local,
-            ServerId::Peer(_) => Side::Peer,
-        };
-        let answer = match Authorised::check(side, answer) {
+        let answer = match Authorised::check(from.id.into(), answer) {
             Ok(answer) => answer,
             Err(other) => return other,
         };

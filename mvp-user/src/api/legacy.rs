@@ -3,6 +3,8 @@
 //! Field numbers: `k8s.io/apimachinery/pkg/apis/meta/v1/generated.proto`. What a legacy list says about a version is
 //! turned into aggregated form by [`ResourceList::into_version`], and back by [`resources_of`].
 
+use std::collections::HashMap;
+
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
@@ -240,6 +242,7 @@ impl ResourceList {
             return None;
         }
         let mut resources: Vec<Resource> = Vec::new();
+        let mut places: HashMap<String, usize> = HashMap::new();
         for listed in self.resources {
             let kind = if listed.kind.is_empty() {
                 GroupVersionKind::default()
@@ -261,12 +264,10 @@ impl ResourceList {
                 Some((parent, subresource)) => (parent, Some(subresource)),
                 None => (listed.name.as_str(), None),
             };
-            let known = resources
-                .iter()
-                .position(|resource| resource.resource == parent);
-            let place = if let Some(place) = known {
-                place
+            let place = if let Some(place) = places.get(parent) {
+                *place
             } else {
+                places.insert(parent.to_owned(), resources.len());
                 resources.push(Resource {
                     resource: parent.to_owned(),
                     scope: scope.clone(),

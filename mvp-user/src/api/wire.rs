@@ -11,8 +11,8 @@ mod yaml;
 
 /// Bound on a discovery document, decompressed: 5,000 CRDs are about 3 MiB.
 pub const MAX_DOCUMENT: usize = 16 << 20;
-/// Bound on the objects in a JSON document: those of 5,000 CRDs are 50,000. An empty one takes 3 bytes on the wire and hundreds in
-/// memory.
+/// Bound on the objects and arrays in a document: those of 5,000 CRDs are 100,000. An empty one takes 1 to 3 bytes on the wire
+/// and hundreds in memory; serde takes an array for an object too.
 const MAX_OBJECTS: usize = 500_000;
 /// Magic of Kubernetes' protobuf envelope (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
 const MAGIC: &[u8] = b"k8s\0";
@@ -135,19 +135,52 @@ fn syntax(what: &'static str) -> impl Fn(String) -> WireError {
     move |error| WireError::Syntax(what, shorten(&error))
 }
 
+/// Bound on a document, by what a byte of it may take in memory; 5,000 CRDs are 1.5 MiB of protobuf.
+const fn bound(encoding: Encoding) -> usize {
+    match encoding {
+        Encoding::Json | Encoding::PrettyJson => MAX_DOCUMENT,
+        Encoding::Yaml | Encoding::Cbor => MAX_DOCUMENT / 4,
+        Encoding::Protobuf => MAX_DOCUMENT / 8,
+    }
+}
+
+/// Refuses what may take far more memory than it has bytes: an aggregated API server may have written it.
+fn check(encoding: Encoding, body: &[u8]) -> Result<(), WireError> {
+    let bound = bound(encoding);
+    if body.len() > bound {
+        return Err(WireError::TooLarge(bound));
+    }
+    match encoding {
+        Encoding::Json | Encoding::PrettyJson => {
+            bounded(memchr::memchr2_iter(b'{', b'[', body).count())
+        }
+        Encoding::Yaml => {
+            // Aliases are copies of what they stand for; Kubernetes writes no anchors.
+            if memchr::memchr(b'&', body).is_some() {
+                return Err(syntax("YAML")("it has an anchor".to_owned()));
+            }
+            // In blocks each entry begins a line.
+            bounded(memchr::memchr3_iter(b'{', b'[', b'\n', body).count())
+        }
+        Encoding::Cbor | Encoding::Protobuf => Ok(()),
+    }
+}
+
+const fn bounded(objects: usize) -> Result<(), WireError> {
+    if objects > MAX_OBJECTS {
+        return Err(WireError::TooMany(MAX_OBJECTS));
+    }
+    Ok(())
+}
+
 /// Reads a document and says what it is.
 pub(crate) fn decode<T: DeserializeOwned + Message + Default>(
     encoding: Encoding,
     body: &[u8],
 ) -> Result<(TypeMeta, T), WireError> {
-    if body.len() > MAX_DOCUMENT {
-        return Err(WireError::TooLarge(MAX_DOCUMENT));
-    }
+    check(encoding, body)?;
     match encoding {
         Encoding::Json | Encoding::PrettyJson => {
-            if memchr::memchr_iter(b'{', body).count() > MAX_OBJECTS {
-                return Err(WireError::TooMany(MAX_OBJECTS));
-            }
             let fail = |error: serde_json::Error| syntax("JSON")(error.to_string());
             Ok((
                 serde_json::from_slice(body).map_err(fail)?,
@@ -165,6 +198,7 @@ pub(crate) fn decode<T: DeserializeOwned + Message + Default>(
             let fail =
                 |error: ciborium::de::Error<std::io::Error>| syntax("CBOR")(error.to_string());
             let value: ciborium::Value = ciborium::from_reader(body).map_err(fail)?;
+            bounded(containers(&value))?;
             let value = untag(value);
             let fail = |error: ciborium::value::Error| syntax("CBOR")(error.to_string());
             Ok((
@@ -184,6 +218,22 @@ pub(crate) fn decode<T: DeserializeOwned + Message + Default>(
             };
             Ok((head, T::decode(unknown.raw.as_slice()).map_err(fail)?))
         }
+    }
+}
+
+/// How many arrays and maps it has, itself among them.
+fn containers(value: &ciborium::Value) -> usize {
+    use ciborium::Value;
+    match value {
+        Value::Tag(_, inner) => containers(inner),
+        Value::Array(items) => 1 + items.iter().map(containers).sum::<usize>(),
+        Value::Map(entries) => {
+            let pairs = entries.iter();
+            1 + pairs
+                .map(|(key, value)| containers(key) + containers(value))
+                .sum::<usize>()
+        }
+        _ => 0,
     }
 }
 

@@ -30,7 +30,7 @@ mod others;
 pub(super) use others::{Inputs, Others};
 
 /// Documents beyond this are parsed and merged on another thread, so that no request waits behind them.
-const BLOCKING_FROM: usize = 64 << 10;
+pub(super) const BLOCKING_FROM: usize = 64 << 10;
 /// Bytes of an entry of a document (a version, a resource), about.
 const ENTRY: usize = 300;
 /// Slots are swept when there are more.
@@ -83,7 +83,7 @@ pub(super) type Rendering = (Bytes, Option<Bytes>);
 struct Slot {
     base: ArcSwapOption<Base>,
     completed: ArcSwapOption<Completed>,
-    building: tokio::sync::Mutex<()>,
+    building: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -292,7 +292,7 @@ async fn read(
 }
 
 /// Runs it here if it is short, else on a thread for such work. `None` if it failed to run.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     size: usize,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
@@ -328,9 +328,9 @@ impl Slot {
         Some(base)
     }
 
-    /// The document completed from `base`, built by one caller while the others wait.
+    /// The document completed from `base`, built by one caller while the others wait; also if that one leaves meanwhile.
     async fn completed(
-        &self,
+        self: &Arc<Self>,
         base: &Arc<Base>,
         key: Key,
         table: &Table,
@@ -347,7 +347,7 @@ impl Slot {
             counters.hit();
             return Some(completed);
         }
-        let _building = self.building.lock().await;
+        let building = Arc::clone(&self.building).lock_owned().await;
         if let Some(completed) = current() {
             counters.hit();
             return Some(completed);
@@ -355,23 +355,25 @@ impl Slot {
         counters.build();
         let base = Arc::clone(base);
         let size = base.size + others.weight();
-        let completed = blocking(size, move || {
+        let slot = Arc::clone(self);
+        blocking(size, move || {
             let list = others.merge(&base.list, key.core);
             let adds = list != base.list;
             let etag = etag_of(&list)?;
             let renderings = Default::default();
-            Some(Arc::new(Completed {
+            let completed = Arc::new(Completed {
                 inputs,
                 form: base.form,
                 list,
                 etag,
                 adds,
                 renderings,
-            }))
+            });
+            slot.completed.store(Some(Arc::clone(&completed)));
+            drop(building);
+            Some(completed)
         })
-        .await??;
-        self.completed.store(Some(Arc::clone(&completed)));
-        Some(completed)
+        .await?
     }
 }
 

@@ -1,9 +1,10 @@
 //! Fetches other servers' OpenAPI in the side room, for the data threads that wait for it.
 //!
-//! The identity is mvp's own marker user, as for learning. A few at a time, each within a bound of time and bytes. Not for
-//! requests of clients, which keep their own identity.
+//! The identity is mvp's own marker user, as for learning. A few of each server at a time, each within a bound of time and
+//! bytes. Not for requests of clients, which keep their own identity.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -15,15 +16,20 @@ use tokio::{
 
 use super::openapi::{Done, Fetch, FetchRequest, Fetched};
 use crate::{
+    api::ServerId,
     health::link::{Link, LinkError, Marker},
     table::Server,
     upstream::Dialer,
 };
 
-/// Orders that may wait; each group-version of each server is ordered once, and what does not fit fails at once.
+/// Orders that may wait for their server, and as many again to be taken in; each group-version of each server is ordered
+/// once, and what does not fit fails at once.
 const MAX_WAITING: usize = 512;
-/// Fetches at the same time: enough to hide latency, too few to disturb a server.
-const AT_ONCE: usize = 4;
+/// Fetches of one server at the same time: enough to hide latency, too few to disturb it. A server that is slow holds up its
+/// own documents, not those of others.
+const AT_ONCE: usize = 2;
+/// Servers that are remembered; more than there are at once.
+const MAX_SERVERS: usize = 128;
 /// A large v2 document over a slow link, and a server that builds it first.
 const WITHIN: Duration = Duration::from_secs(30);
 
@@ -68,16 +74,24 @@ impl Courier {
             .take();
         drop(self);
         let Some(mut inbox) = inbox else { return };
-        let slots = Arc::new(Semaphore::new(AT_ONCE));
+        let waiting = Arc::new(Semaphore::new(MAX_WAITING));
+        let mut servers: HashMap<ServerId, Arc<Semaphore>> = HashMap::new();
         while let Some(order) = inbox.recv().await {
-            let Ok(slot) = Arc::clone(&slots).acquire_owned().await else {
+            let Ok(place) = Arc::clone(&waiting).acquire_owned().await else {
                 return;
             };
-            let (dialer, marker) = (Arc::clone(&dialer), marker.clone());
+            if servers.len() >= MAX_SERVERS {
+                servers.retain(|_, slots| slots.available_permits() < AT_ONCE);
+            }
+            let slots = servers
+                .entry(order.server.id)
+                .or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE)));
+            let (slots, dialer, marker) = (Arc::clone(slots), Arc::clone(&dialer), marker.clone());
             spawn_local(async move {
+                let slot = slots.acquire().await;
                 let outcome = fetch(&dialer, &marker, &order.server, &order.request).await;
                 (order.done)(outcome.map_err(|error| error.to_string()));
-                drop(slot);
+                drop((slot, place));
             });
         }
     }
@@ -127,8 +141,46 @@ async fn fetch(
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use tokio::{sync::oneshot, task::LocalSet, time::timeout};
+
     use super::*;
-    use crate::api::ServerId;
+    use crate::{config::RequestHeaders, tls::fixtures::Pki};
+
+    fn request() -> FetchRequest {
+        FetchRequest {
+            path: "/".to_owned(),
+            accept: "*/*",
+            if_none_match: None,
+            limit: 1,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_slow_holds_up_its_own_documents_alone() {
+        let pki = Pki::new();
+        let dialer = Arc::new(Dialer::new(Ipv4Addr::LOCALHOST, pki.load(), None));
+        let marker = Marker::new(&RequestHeaders::default());
+        // One takes connections and says nothing, at the other nobody listens.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = |address: SocketAddr| Arc::new(Server::new(ServerId::Peer(address), address));
+        let slow = at(silent.local_addr().unwrap());
+        let other = at(([127, 0, 0, 1], 1).into());
+        let courier = Courier::new();
+        for _ in 0..20 {
+            courier.fetch(Arc::clone(&slow), request(), Box::new(|_| ()));
+        }
+        let (sent, outcome) = oneshot::channel();
+        let done = move |outcome: Result<Fetched, String>| sent.send(outcome.is_err()).unwrap();
+        courier.fetch(other, request(), Box::new(done));
+        let delivered = async {
+            spawn_local(courier.clone().run(dialer, marker));
+            timeout(Duration::from_secs(2), outcome).await
+        };
+        let delivered = LocalSet::new().run_until(delivered).await;
+        assert_eq!(delivered, Ok(Ok(true)));
+    }
 
     #[test]
     fn what_cannot_be_delivered_fails_at_once() {
@@ -137,15 +189,9 @@ mod tests {
         let server = Arc::new(Server::new(ServerId::Local, ([127, 0, 0, 1], 1).into()));
         for _ in 0..=MAX_WAITING {
             let sent = sent.clone();
-            let request = FetchRequest {
-                path: "/".to_owned(),
-                accept: "*/*",
-                if_none_match: None,
-                limit: 1,
-            };
             courier.fetch(
                 Arc::clone(&server),
-                request,
+                request(),
                 Box::new(move |outcome| sent.send(outcome).unwrap()),
             );
         }

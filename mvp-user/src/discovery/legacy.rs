@@ -13,11 +13,11 @@ use std::{
 use bytes::Bytes;
 use dashmap::DashMap;
 use http::{HeaderValue, Response, header};
-use tokio::time::Instant;
+use tokio::{sync::Mutex, time::Instant};
 
 use super::{
     Case, Document,
-    aggregated::{Aggregated, Completed, Rendering},
+    aggregated::{Aggregated, BLOCKING_FROM, Completed, Rendering, blocking},
     answer::{Authorised, Comparison, Completion, Plain, Unread, compress},
     merge::{order, union},
 };
@@ -29,7 +29,7 @@ use crate::{
             Group, GroupList, GroupVersion as Listed, Legacy, LegacyDocument, ListedResource,
             ResourceList, VerbList, Versions, resources_of,
         },
-        wire::{Encoding, MAX_DOCUMENT},
+        wire::{Encoding, MAX_DOCUMENT, WireError},
     },
     body::Body,
     table::{Freshness, Table},
@@ -43,8 +43,12 @@ const MAX_KEPT: usize = 8192;
 pub(super) struct LegacyCache {
     done: DashMap<(ServerId, Document, Encoding), Arc<Done>>,
     /// When a server was first seen to list a group-version that nobody is known to serve.
-    unserved: DashMap<(ServerId, GroupVersion), Instant>,
+    unserved: Arc<Unserved>,
+    /// Held while a large one is built: an aggregated API server may write another one for each request.
+    building: Arc<Mutex<()>>,
 }
+
+type Unserved = DashMap<(ServerId, GroupVersion), Instant>;
 
 /// A result and what it was made of.
 #[derive(Debug)]
@@ -76,12 +80,14 @@ impl LegacyCache {
         else {
             return answer.relay();
         };
-        let core = match &plan.document {
-            Document::Api => true,
-            Document::Version(group_version) => group_version.group.is_empty(),
-            Document::Apis | Document::Group(_) | Document::OpenApi => false,
+        let (core, bound) = match &plan.document {
+            Document::Api => (true, MAX_DOCUMENT),
+            // What is in them is a part of what all documents together may have.
+            Document::Version(group_version) => (group_version.group.is_empty(), MAX_DOCUMENT / 4),
+            Document::Group(_) => (false, MAX_DOCUMENT / 4),
+            Document::Apis | Document::OpenApi => (false, MAX_DOCUMENT),
         };
-        let input = match answer.read(MAX_DOCUMENT).await {
+        let input = match answer.read(bound).await {
             Ok(input) => input,
             Err(Unread::Broken) => return answer.broken(),
             Err(Unread::Opaque(error)) => {
@@ -95,30 +101,12 @@ impl LegacyCache {
         let Some(known) = aggregated.known_to_all(&answer, case, core).await else {
             return answer.relay();
         };
-        let key = (from, plan.document.clone(), encoding);
-        let done = self.done.get(&key).map(|done| Arc::clone(&*done));
-        let done = match done.filter(|done| {
-            Weak::ptr_eq(&done.known, &Arc::downgrade(&known)) && done.input == input
-        }) {
-            Some(done) => {
-                counters.hit();
-                done
+        let done = match self.result(case, encoding, input, &known).await {
+            Ok(done) => done,
+            Err(error) => {
+                counters.unreadable(from, &error);
+                return answer.relay();
             }
-            None => match self.build(case, encoding, input, &known) {
-                Ok((done, lasting)) => {
-                    if self.done.len() >= MAX_KEPT {
-                        self.done.clear();
-                    }
-                    if lasting {
-                        self.done.insert(key, Arc::clone(&done));
-                    }
-                    done
-                }
-                Err(error) => {
-                    counters.unreadable(from, &error);
-                    return answer.relay();
-                }
-            },
         };
         let Some((bytes, gzip)) = done.output.clone() else {
             return answer.relay();
@@ -136,59 +124,111 @@ impl LegacyCache {
         )
     }
 
-    /// The result, and whether it holds as long as its inputs do.
-    fn build(
+    /// The result for this input, kept or built: a large one on another thread, so that no request waits behind it.
+    #[expect(
+        clippy::significant_drop_tightening,
+        reason = "a turn lasts as long as what is built in it"
+    )]
+    async fn result(
         &self,
         case: Case<'_>,
         encoding: Encoding,
         input: Bytes,
         known: &Arc<Completed>,
-    ) -> Result<(Arc<Done>, bool), crate::api::wire::WireError> {
+    ) -> Result<Arc<Done>, WireError> {
+        let key = (case.from, case.plan.document.clone(), encoding);
+        let kept = || {
+            let done = self.done.get(&key).map(|done| Arc::clone(&*done))?;
+            let holds = Weak::ptr_eq(&done.known, &Arc::downgrade(known)) && done.input == input;
+            holds.then_some(done)
+        };
+        let mut done = kept();
+        let turn = if done.is_none() && input.len() >= BLOCKING_FROM {
+            Some(Arc::clone(&self.building).lock_owned().await)
+        } else {
+            None
+        };
+        if turn.is_some() {
+            done = kept();
+        }
+        if let Some(done) = done {
+            case.counters.hit();
+            return Ok(done);
+        }
         case.counters.parse();
         case.counters.build();
-        let before = LegacyDocument::parse(encoding, &input)?;
-        let mut lasting = true;
-        let after = complete(&before, known.list(), |group_version| {
-            let gone = self.is_gone(case.table, case.from, group_version);
-            lasting &= gone;
-            gone
-        });
-        let output = if after == before {
-            None
-        } else {
-            let bytes = after.write(encoding)?;
-            let gzip = compress(&bytes);
-            Some((Bytes::from(bytes), gzip))
-        };
-        Ok((
-            Arc::new(Done {
-                input,
-                known: Arc::downgrade(known),
-                output,
-            }),
-            lasting,
-        ))
+        let (table, unserved) = (Arc::clone(case.table), Arc::clone(&self.unserved));
+        let (from, known) = (case.from, Arc::clone(known));
+        let (done, lasting) = blocking(input.len(), move || {
+            let built = build(encoding, input, &known, |group_version| {
+                is_gone(&table, &unserved, from, group_version)
+            });
+            // Not before, also if the client leaves.
+            drop(turn);
+            built
+        })
+        .await
+        .unwrap_or_else(|| {
+            let failed = "the parser failed".to_owned();
+            Err(WireError::Syntax("document", failed))
+        })?;
+        if self.done.len() >= MAX_KEPT {
+            self.done.clear();
+        }
+        if lasting {
+            self.done.insert(key, Arc::clone(&done));
+        }
+        Ok(done)
     }
+}
 
-    /// Whether a listed group-version that is in nobody's aggregated discovery is served by nobody, not merely new: the
-    /// server was read whole after it was first seen.
-    fn is_gone(&self, table: &Table, from: ServerId, group_version: GvRef<'_>) -> bool {
-        if !table.is_ready() || table.shared.load().owned.contains(&group_version) {
-            return false;
-        }
-        let Some(catalogue) = table.catalogue(from) else {
-            return false;
-        };
-        if self.unserved.len() >= MAX_KEPT {
-            self.unserved.clear();
-        }
-        let key = (
-            from,
-            GroupVersion::new(group_version.group, group_version.version),
-        );
-        let seen = *self.unserved.entry(key).or_insert_with(Instant::now);
-        catalogue.freshness == Freshness::Fresh && catalogue.read_at > seen
+/// The result, and whether it holds as long as its inputs do.
+fn build(
+    encoding: Encoding,
+    input: Bytes,
+    known: &Arc<Completed>,
+    is_gone: impl Fn(GvRef<'_>) -> bool,
+) -> Result<(Arc<Done>, bool), WireError> {
+    let before = LegacyDocument::parse(encoding, &input)?;
+    let mut lasting = true;
+    let after = complete(&before, known.list(), |group_version| {
+        let gone = is_gone(group_version);
+        lasting &= gone;
+        gone
+    });
+    let output = if after == before {
+        None
+    } else {
+        let bytes = after.write(encoding)?;
+        let gzip = compress(&bytes);
+        Some((Bytes::from(bytes), gzip))
+    };
+    let done = Done {
+        input,
+        known: Arc::downgrade(known),
+        output,
+    };
+    Ok((Arc::new(done), lasting))
+}
+
+/// Whether a listed group-version that is in nobody's aggregated discovery is served by nobody, not merely new: the
+/// server was read whole after it was first seen.
+fn is_gone(table: &Table, unserved: &Unserved, from: ServerId, group_version: GvRef<'_>) -> bool {
+    if !table.is_ready() || table.shared.load().owned.contains(&group_version) {
+        return false;
     }
+    let Some(catalogue) = table.catalogue(from) else {
+        return false;
+    };
+    if unserved.len() >= MAX_KEPT {
+        unserved.clear();
+    }
+    let key = (
+        from,
+        GroupVersion::new(group_version.group, group_version.version),
+    );
+    let seen = *unserved.entry(key).or_insert_with(Instant::now);
+    catalogue.freshness == Freshness::Fresh && catalogue.read_at > seen
 }
 
 /// The document with what `known`, the union of all servers, has beyond it, and without what `is_gone`.

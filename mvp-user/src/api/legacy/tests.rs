@@ -139,3 +139,66 @@ fn a_resource_that_is_there_for_its_subresources_alone_is_not_listed() {
     let back = list.into_version(group_version.as_ref()).unwrap();
     assert_eq!(&back, aggregated);
 }
+
+#[test]
+fn a_document_that_would_take_far_more_memory_than_bytes_is_refused() {
+    let parse = |encoding, body: &[u8]| LegacyDocument::parse(encoding, body).map(|_read| ());
+    const MANY: u32 = 500_001;
+    let arrays = "[],".repeat(MANY as usize);
+    let json = format!(r#"{{"kind":"APIResourceList","resources":[{arrays}[]]}}"#);
+    assert!(matches!(
+        parse(Encoding::Json, json.as_bytes()),
+        Err(WireError::TooMany(_))
+    ));
+    let yaml = format!("kind: APIResourceList\nresources: [{arrays}[]]\n");
+    assert!(matches!(
+        parse(Encoding::Yaml, yaml.as_bytes()),
+        Err(WireError::TooMany(_))
+    ));
+    let aliases = "kind: APIResourceList\ngroupVersion: &a v1\nresources:\n- name: *a\n";
+    assert!(matches!(
+        parse(Encoding::Yaml, aliases.as_bytes()),
+        Err(WireError::Syntax("YAML", _))
+    ));
+    let mut cbor = b"\xa2\x64kind\x6fAPIResourceList\x69resources\x9a".to_vec();
+    cbor.extend(MANY.to_be_bytes());
+    cbor.resize(cbor.len() + MANY as usize, 0xa0);
+    assert!(matches!(
+        parse(Encoding::Cbor, &cbor),
+        Err(WireError::TooMany(_))
+    ));
+    // 2 bytes each: the field that is the list, and a length of none.
+    let resources = [0x12_u8, 0x00].repeat(1 << 20);
+    let mut protobuf = b"k8s\0\x0a\x15\x0a\x02v1\x12\x0fAPIResourceList\x12".to_vec();
+    prost::encode_length_delimiter(resources.len(), &mut protobuf).unwrap();
+    protobuf.extend(resources);
+    assert!(matches!(
+        parse(Encoding::Protobuf, &protobuf),
+        Err(WireError::TooLarge(_))
+    ));
+}
+
+#[test]
+fn a_long_list_is_read_in_one_pass() {
+    let resources = (0..100_000).flat_map(|number| {
+        [format!("r{number}"), format!("r{number}/status")].map(|name| ListedResource {
+            name,
+            ..ListedResource::default()
+        })
+    });
+    let list = ResourceList {
+        group_version: "many/v1".to_owned(),
+        resources: resources.collect(),
+    };
+    let start = tokio::time::Instant::now();
+    let version = list.into_version(Gv::new("many", "v1").as_ref()).unwrap();
+    assert_eq!(version.resources.len(), 100_000);
+    assert!(
+        version
+            .resources
+            .iter()
+            .all(|it| it.subresources.len() == 1)
+    );
+    // To look through all of them for each took more than a minute.
+    assert!(start.elapsed() < std::time::Duration::from_secs(20));
+}

@@ -148,16 +148,8 @@ impl View {
                 let server = Arc::new(Server::new(id, address));
                 server.set_health(*health);
                 server.set_proof(Proof::Proven);
-                let (resources, group_versions) = documents.index();
-                let catalogue = Catalogue {
-                    resources,
-                    group_versions,
-                    documents: Arc::clone(documents),
-                    version: "".into(),
-                    freshness: Freshness::Fresh,
-                    read_at: Instant::now(),
-                    generation: 1,
-                };
+                let (documents, now) = (Arc::clone(documents), Instant::now());
+                let catalogue = Catalogue::new(documents, "".into(), Freshness::Fresh, now, 1);
                 (server, Arc::new(catalogue))
             })
             .collect();

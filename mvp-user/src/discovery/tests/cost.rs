@@ -1,5 +1,7 @@
 //! What is built and parsed how often, and what bad servers can do.
 
+use futures_util::FutureExt as _;
+
 use super::*;
 
 #[tokio::test]
@@ -86,6 +88,32 @@ async fn many_at_once_build_it_once() {
     assert_eq!(discovery.counters.builds(), 1);
 }
 
+#[tokio::test]
+async fn what_clients_begin_that_leave_is_built_once_as_well() {
+    let (discovery, nodes) = cluster(&["1.34", "1.36"]);
+    let table = &discovery.table;
+    table.publish(nodes[1].server.id, catalogue(large(), 2));
+    let leaves = || ask(&discovery, &nodes[0], get("/apis", V2)).now_or_never();
+    assert!(leaves().is_none(), "it is merged on another thread");
+    for _ in 0..5 {
+        drop(leaves());
+    }
+    let seen = ask(&discovery, &nodes[0], get("/apis", V2)).await;
+    assert!(seen.body.len() > 1 << 20);
+    assert_eq!(discovery.counters.builds(), 1);
+}
+
+/// What a server with many groups serves.
+fn large() -> Documents {
+    let mut large = documents("1.36");
+    for number in 0..500 {
+        let mut group = large.groups.items[1].clone();
+        group.metadata.name = format!("g{number}.example.com");
+        large.groups.items.push(group);
+    }
+    large
+}
+
 #[test]
 fn a_document_weighs_about_what_its_bytes_do() {
     for version in ["1.34", "1.36", "1.36-all"] {
@@ -141,6 +169,31 @@ fn answer(content_type: &'static str, body: Vec<u8>) -> Response<Body> {
         .headers_mut()
         .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     answer
+}
+
+#[tokio::test]
+async fn no_request_waits_while_a_large_legacy_document_is_built() {
+    let (discovery, nodes) = cluster(&["1.34", "1.36"]);
+    // What all serve is put together by now.
+    let json = "application/json";
+    ask(&discovery, &nodes[0], get("/apis/batch/v1", json)).await;
+    let resources: Vec<String> = (0..2_000)
+        .map(|number| format!(r#"{{"name":"r{number}","kind":"R","verbs":["get"]}}"#))
+        .collect();
+    let resources = resources.join(",");
+    let body = format!(
+        r#"{{"kind":"APIResourceList","groupVersion":"big.example/v1","resources":[{resources}]}}"#
+    );
+    assert!(body.len() > 64 << 10);
+    let large = || {
+        let answer = answer(json, body.clone().into_bytes());
+        through(&discovery, &nodes[0], "/apis/big.example/v1", json, answer)
+    };
+    assert!(
+        large().now_or_never().is_none(),
+        "it is built on another thread"
+    );
+    assert!(large().await.body == body);
 }
 
 #[tokio::test]
@@ -271,16 +324,10 @@ async fn an_answer_that_breaks_off_is_an_error_and_not_half_a_document() {
 
 #[tokio::test]
 async fn large_documents_are_compressed_for_those_who_take_it() {
-    let mut big = documents("1.36");
-    for number in 0..500 {
-        let mut group = big.groups.items[1].clone();
-        group.metadata.name = format!("g{number}.example.com");
-        big.groups.items.push(group);
-    }
     let (discovery, nodes) = cluster(&["1.34", "1.36"]);
     discovery
         .table
-        .publish(nodes[1].server.id, catalogue(big, 2));
+        .publish(nodes[1].server.id, catalogue(large(), 2));
     let plain = ask(&discovery, &nodes[0], get("/apis", V2)).await;
     assert!(plain.body.len() > 1 << 20 && !plain.headers.contains_key(header::CONTENT_ENCODING));
     let mut request = get("/apis", V2);
