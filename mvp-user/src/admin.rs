@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use crate::{
-    config::{Config, Setting, SteerMode},
+    config::{Config, Flags, Setting, SteerMode},
     health::Prober,
     identity::Reason,
     metrics::{Exposition, Format},
@@ -56,8 +56,10 @@ pub trait Daemon: Send + Sync + 'static {
     fn set_mode(&self, mode: SteerMode) -> Result<Taken, String>;
     /// `mvp steer percent N`; carried out when it returns.
     fn set_percent(&self, percent: u8) -> Result<(), String>;
-    /// Since each thread that holds connections gave a sign of life, and since the last self-request succeeded.
+    /// Since each thread that holds connections gave a sign of life.
     fn beats(&self) -> Vec<Duration>;
+    /// Since mvp last answered its request to itself; none: it sends none.
+    fn answered_itself(&self) -> Option<Duration>;
     /// Client connections.
     fn connections(&self) -> Connections;
     /// Whether a stop was asked for.
@@ -117,33 +119,21 @@ pub struct State {
     pub config: Arc<Config>,
     /// The same, with origins.
     pub settings: Vec<Setting>,
+    /// What they were made of.
+    pub flags: Flags,
     /// How much goes where.
     pub traffic: Arc<Traffic>,
     /// Everything else.
     pub daemon: Arc<dyn Daemon>,
+    /// Since when there is what to look at.
+    pub process: Process,
+}
+
+/// What begins with the process.
+pub struct Process {
     started: Instant,
     started_unix: f64,
     differences: report::Remembered,
-}
-
-/// What a [`State`] is made of.
-pub struct Parts {
-    /// The routing table.
-    pub table: Arc<Table>,
-    /// Certificates.
-    pub tls: Arc<Tls>,
-    /// What the side room knows beside the table.
-    pub learner: Learner,
-    /// Proves identity forwarding on demand.
-    pub prober: Prober,
-    /// What `mvp run` was told.
-    pub config: Arc<Config>,
-    /// The same, with origins.
-    pub settings: Vec<Setting>,
-    /// How much goes where.
-    pub traffic: Arc<Traffic>,
-    /// Everything else.
-    pub daemon: Arc<dyn Daemon>,
 }
 
 impl std::fmt::Debug for State {
@@ -152,23 +142,15 @@ impl std::fmt::Debug for State {
     }
 }
 
-impl State {
-    /// From this moment the process counts as started.
-    pub fn new(parts: Parts) -> Arc<Self> {
+impl Process {
+    /// From this moment it counts as started.
+    pub fn begin() -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        Arc::new(Self {
-            table: parts.table,
-            tls: parts.tls,
-            learner: parts.learner,
-            prober: parts.prober,
-            config: parts.config,
-            settings: parts.settings,
-            traffic: parts.traffic,
-            daemon: parts.daemon,
+        Self {
             started: Instant::now(),
             started_unix: now.unwrap_or_default().as_secs_f64(),
             differences: report::Remembered::default(),
-        })
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 pub use self::{
     gate::{Gate, waits},
     kept::{Keeper, Kept, REPLAY_LIMIT},
-    streamed::{Open, Streamed},
+    streamed::{GIVEN_BACK, Open, Streamed},
 };
 
 mod gate;

@@ -34,7 +34,7 @@ mod words;
 
 use client::{Client, ClientError, Query};
 use table::Page;
-use terminal::{complain, print, terminal_width};
+use terminal::{complain, print};
 
 /// The command line is wrong (`EX_USAGE` of sysexits.h).
 const USAGE: u8 = 64;
@@ -113,6 +113,8 @@ enum Verb {
         #[command(flatten)]
         asking: Asking,
     },
+    /// Show the flags that the running mvp has, and where each is from
+    Config(Asking),
     /// Serve a page that shows all of this, live, on a loopback port
     #[command(
         after_help = "Runs until Ctrl-C. It only shows: nothing can be changed through it.\n\
@@ -204,7 +206,7 @@ enum Liveness {
 
 #[derive(Clone, Copy, Debug, Subcommand)]
 enum Steer {
-    /// Steer whenever it is safe
+    /// Steer whenever it is safe, the share that `percent` says
     On,
     /// Do not steer
     Off,
@@ -212,7 +214,7 @@ enum Steer {
     Auto,
     /// Show it
     Status,
-    /// Steer only this share of client addresses
+    /// Steer only this share of client addresses, while any are steered
     Percent {
         /// From 0 to 100
         #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
@@ -287,7 +289,8 @@ fn start(flags: &Flags, run: impl FnOnce(Resolved) -> anyhow::Result<()>) -> Exi
         }
     };
     if flags.print_config {
-        return print(&show::settings(&resolved.settings, terminal_width()));
+        let settings = resolved.settings.iter().map(Into::into).collect();
+        return print(&show::settings(&settings, Output::Table.page()));
     }
     start_logging(resolved.config.log_format);
     match run(resolved) {
@@ -369,6 +372,7 @@ fn answer(verb: Verb) -> Result<ExitCode, ClientError> {
                 }))
             }
         },
+        Verb::Config(asking) => asking.show("/v1/config", show::settings),
         Verb::Ui(options) => ui::run(&options),
         Verb::Probe { what, asking } => probe(what, &asking),
         Verb::Check {

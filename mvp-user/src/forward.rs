@@ -3,11 +3,10 @@
 //! Cleans the headers once ([`Outbound::new`]), sends the request as often as the walk decides ([`Forward::attempt`]), and
 //! says at the birth of every failure what it proves. Not for deciding who is asked (`route`).
 
-use std::{cell::RefCell, sync::Arc, time::Duration};
+use std::{net::IpAddr, rc::Rc, sync::Arc};
 
-use http::{HeaderValue, Method, Request, Response, StatusCode, request::Parts};
-use hyper::body::Incoming;
-use tokio::time::Instant;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, request::Parts};
+use hyper::{body::Incoming, upgrade::OnUpgrade};
 
 use crate::{
     api::ServerId,
@@ -15,39 +14,39 @@ use crate::{
     config::RequestHeaders,
     health::Prober,
     identity::{self, Caller},
-    reply::{Refusal, Side},
+    reply::Refusal,
     request_info::{Class, RequestInfo},
     route::Outcome,
-    table::{Health, Proof, Server, Table},
-    upstream::{Cause, Lane, Pool, SendError},
+    table::{Catalogue, Health, Proof, Server, Table},
+    upstream::{Cause, Lane, Pair, Pool, SendError},
 };
 
 mod headers;
+mod ours;
 mod recognise;
+mod retry_budget;
 mod upgrade;
 
+use ours::{Lines, Ours};
 use recognise::Meaning;
+use retry_budget::RetryBudgets;
 
-/// Re-sent safe requests per server and [`RETRY_WINDOW`], however little traffic there is (design 5.2).
-const RETRY_FLOOR: u32 = 100;
-/// One in so many requests may be re-sent beyond that.
-const RETRY_SHARE: u32 = 10;
-/// What the share is of.
-const RETRY_WINDOW: Duration = Duration::from_secs(10);
-/// Servers whose requests are counted; more than a control plane ever has.
-const MAX_BUDGETS: usize = 64;
+/// Subresources of pods for which kube-apiserver asks the kubelet, and passes its words on.
+const OF_KUBELETS: [&str; 4] = ["log", "exec", "attach", "portforward"];
 
 /// What is the same for all requests of one client connection.
 #[derive(Debug)]
-pub struct From {
+pub struct Client {
     address: HeaderValue,
+    ours: Ours,
 }
 
-impl From {
+impl Client {
     /// A client at `address`.
-    pub fn new(address: std::net::IpAddr) -> Self {
+    pub fn new(address: IpAddr) -> Self {
         Self {
             address: headers::address_value(address),
+            ours: Ours::default(),
         }
     }
 }
@@ -55,7 +54,12 @@ impl From {
 /// A request, cleaned, that can be sent as often as the rules allow.
 #[derive(Debug)]
 pub struct Outbound {
+    /// What the client has sent, cleaned; if it is no user of a certificate, with what we say.
     head: Parts,
+    /// What we say of a user.
+    ours: Option<Lines>,
+    /// `head` has an `X-Forwarded-For` that takes the place of ours.
+    chained: bool,
     body: Source,
     /// To be upgraded to this.
     upgrade: Option<HeaderValue>,
@@ -65,6 +69,8 @@ pub struct Outbound {
     proxied: bool,
     vouched: Vouched,
     tries: Tries,
+    /// The first attempt may go over the HTTP/1.1 connection of these.
+    own: Option<Rc<Pair>>,
 }
 
 /// Whether a request carries `X-Remote-User` by our word.
@@ -104,7 +110,7 @@ pub enum Attempt {
     /// Once more at the same server, over another connection.
     Again,
     /// A valid 101: the client gets this, then its connection and this one become a tunnel.
-    Switch(Response<Body>, hyper::upgrade::OnUpgrade),
+    Switch(Response<Body>, OnUpgrade),
     /// The client gets this refusal: nothing more may be tried.
     Refused(Refusal),
     /// The client has left.
@@ -112,47 +118,26 @@ pub enum Attempt {
 }
 
 impl Outbound {
-    /// Cleans `request` and makes it carry `caller` (design 4.3). `Err` says what is malformed.
+    /// Cleans a request and makes it carry `caller` (design 4.3). `Err` says what is malformed.
     pub fn new(
-        request: Request<Incoming>,
-        from: &From,
-        info: &RequestInfo,
-        caller: &Caller,
-        names: &RequestHeaders,
-    ) -> Result<Self, &'static str> {
-        let (head, body) = request.into_parts();
-        let body = if http_body::Body::is_end_stream(&body) {
-            Source::Empty
-        } else {
-            Source::Kept(Keeper::new(body))
-        };
-        Self::of(head, body, from, info, caller, names)
-    }
-
-    /// The same of a request that has no body.
-    pub fn bare(
-        head: Parts,
-        from: &From,
-        info: &RequestInfo,
-        caller: &Caller,
-        names: &RequestHeaders,
-    ) -> Result<Self, &'static str> {
-        Self::of(head, Source::Empty, from, info, caller, names)
-    }
-
-    fn of(
         mut head: Parts,
-        body: Source,
-        from: &From,
+        body: Option<Incoming>,
+        client: &Client,
         info: &RequestInfo,
         caller: &Caller,
         names: &RequestHeaders,
     ) -> Result<Self, &'static str> {
+        let body = match body {
+            Some(body) if !http_body::Body::is_end_stream(&body) => Source::Kept(Keeper::new(body)),
+            _ => Source::Empty,
+        };
         let version = head.version;
-        let marked = head
-            .headers
-            .remove(headers::MARKER)
-            .is_some_and(|it| it == "true");
+        let plain = headers::is_plain(&head.headers);
+        let marked = !plain
+            && head
+                .headers
+                .remove(headers::MARKER)
+                .is_some_and(|it| it == "true");
         let vouched = match caller {
             Caller::FrontProxy if marked => Vouched::Marked,
             Caller::FrontProxy | Caller::User(_) => Vouched::Yes,
@@ -162,15 +147,18 @@ impl Outbound {
             return Err("CONNECT is not served");
         }
         let upgrade = headers::upgrade(&head.headers, version);
+        let ours = client.ours.of(caller, &client.address, names);
         let headers = &mut head.headers;
         headers::strip_hop_by_hop(headers, version, |name| {
             headers::is_end_to_end(name) || identity::is_identity_header(name, names)
         });
-        headers::forwarded_for(headers, &from.address);
+        if ours.is_none() || !plain {
+            headers::forwarded_for(headers, &client.address);
+        }
         if upgrade.is_some() && vouched != Vouched::No {
             headers::drop_token_protocols(headers);
         }
-        identity::forward_identity(caller, headers, names);
+        identity::strip_identity(caller, headers, names);
         head.uri = headers::absolute(std::mem::take(&mut head.uri), headers, version)?;
         let gate = head.extensions.remove::<Gate>();
         head.extensions.clear();
@@ -179,13 +167,23 @@ impl Outbound {
         }
         Ok(Self {
             head,
+            chained: ours.is_some() && !plain,
+            ours,
             body,
             upgrade,
             safe: info.is_safe(),
             proxied: info.subresource() == Some("proxy"),
             vouched,
             tries: Tries::default(),
+            own: None,
         })
+    }
+
+    /// Lets the first attempt of a read of one object go over the HTTP/1.1 connection of the client's `own`.
+    pub fn prefer(&mut self, info: &RequestInfo, own: impl FnOnce() -> Rc<Pair>) {
+        if info.reads_one() && matches!(self.body, Source::Empty) && !self.is_upgrade() {
+            self.own = Some(own());
+        }
     }
 
     /// Whether it asks for an upgrade that mvp passes on.
@@ -199,13 +197,33 @@ impl Outbound {
             Source::Empty => Body::Empty,
             Source::Kept(keeper) => keeper.send()?,
         };
-        let mut request = Request::from_parts(self.head.clone(), body);
+        let mut request = Request::new(body);
+        *request.method_mut() = self.head.method.clone();
+        *request.uri_mut() = self.head.uri.clone();
+        *request.version_mut() = self.head.version;
+        *request.headers_mut() = self.headers();
+        *request.extensions_mut() = self.head.extensions.clone();
         if self.vouched == Vouched::Marked || server.id != ServerId::Local {
             request
                 .headers_mut()
                 .insert(headers::MARKER, HeaderValue::from_static("true"));
         }
         Some(request)
+    }
+
+    /// Ours and the client's; no name is in both, but for `X-Forwarded-For`.
+    fn headers(&self) -> HeaderMap {
+        let Some(ours) = &self.ours else {
+            return self.head.headers.clone();
+        };
+        let mut all = HeaderMap::clone(ours);
+        if self.chained {
+            all.remove(headers::X_FORWARDED_FOR);
+        }
+        for (name, value) in &self.head.headers {
+            all.append(name, value.clone());
+        }
+        all
     }
 
     /// Whether an answer with this status is the client's, whatever it says.
@@ -230,43 +248,7 @@ pub struct Forward {
     pool: Pool,
     prober: Prober,
     table: Arc<Table>,
-    budgets: RefCell<Vec<(ServerId, Budget)>>,
-}
-
-/// How many safe requests may be re-sent to one server.
-#[derive(Clone, Copy, Debug)]
-struct Budget {
-    since: Instant,
-    requests: u32,
-    retries: u32,
-}
-
-impl Budget {
-    fn new(now: Instant) -> Self {
-        Self {
-            since: now,
-            requests: 0,
-            retries: 0,
-        }
-    }
-
-    /// Whether one more may be re-sent.
-    fn take(&mut self, now: Instant) -> bool {
-        if now - self.since >= RETRY_WINDOW {
-            *self = Self::new(now);
-        }
-        let allowed = self.retries < RETRY_FLOOR.max(self.requests / RETRY_SHARE);
-        self.retries += u32::from(allowed);
-        allowed
-    }
-}
-
-/// The side of `server`.
-pub const fn side(server: &Server) -> Side {
-    match server.id {
-        ServerId::Local => Side::Local,
-        ServerId::Peer(_) => Side::Peer,
-    }
+    budgets: RetryBudgets,
 }
 
 impl Forward {
@@ -276,7 +258,7 @@ impl Forward {
             pool,
             prober,
             table,
-            budgets: RefCell::new(Vec::new()),
+            budgets: RetryBudgets::new(),
         }
     }
 
@@ -294,8 +276,13 @@ impl Forward {
         outbound: &mut Outbound,
         request: Request<Body>,
     ) -> Attempt {
-        self.count(server.id);
-        match self.pool.send(server, lane, request).await {
+        self.budgets.count(server.id);
+        let sent = match outbound.own.take() {
+            // Boxed: only HTTP/1.1 clients need it, and it would make every walk larger.
+            Some(own) => Box::pin(self.pool.read(server, lane, own, request)).await,
+            None => self.pool.send(server, lane, request).await,
+        };
+        match sent {
             Ok(answer) if outbound.is_plain(answer.status()) => outbound.relay(answer),
             // Boxed because it is rare, and would make every walk larger.
             Ok(answer) => Box::pin(self.judge(server, info, outbound, answer)).await,
@@ -318,7 +305,7 @@ impl Forward {
         }
         if status == StatusCode::UNAUTHORIZED
             && outbound.vouched != Vouched::No
-            && self.prober.probe_now(server).await == Proof::Refused
+            && self.prober.prove_now(server).await == Proof::Refused
         {
             return Attempt::Failed(Outcome::Refused, None);
         }
@@ -342,13 +329,14 @@ impl Forward {
             };
             match meaning {
                 Meaning::Answer => {}
+                // What was said behind the server may follow work that was done: a write is not sent again for it.
+                Meaning::Unknown if !outbound.safe && self.is_from_behind(server, info) => {}
                 Meaning::Unknown => {
                     clean_answer(&mut answer);
                     return Attempt::Unknown(answer);
                 }
                 Meaning::ShuttingDown | Meaning::Starting => {
-                    // An aggregated API server says the same words about itself.
-                    if !self.is_delegated(info) {
+                    if !self.is_of_another(info) {
                         self.prober.report(
                             server,
                             if meaning == Meaning::Starting {
@@ -387,12 +375,14 @@ impl Forward {
                     Attempt::Failed(Outcome::Unprocessed, None)
                 }
             }
+            // Once: the next attempt goes the common way, and has the last word.
+            Cause::Unanswered(_) => Attempt::Again,
             Cause::Broken(_) => {
                 self.prober.look(server.id);
                 if !outbound.safe {
                     Attempt::Refused(Refusal::Interrupted)
-                } else if outbound.tries.resent || !self.may_resend(server.id) {
-                    Attempt::Refused(Refusal::Unreachable(side(server)))
+                } else if outbound.tries.resent || !self.budgets.may_resend(server.id) {
+                    Attempt::Refused(Refusal::Unreachable(server.id.into()))
                 } else {
                     outbound.tries.resent = true;
                     Attempt::Again
@@ -401,29 +391,29 @@ impl Forward {
         }
     }
 
-    fn is_delegated(&self, info: &RequestInfo) -> bool {
-        info.group_version()
-            .is_some_and(|it| self.table.shared.load().owned.contains(&it))
+    /// Whether a 404 is no word about what the server serves: it has the resource, and another may have answered for it.
+    fn is_from_behind(&self, server: &Server, info: &RequestInfo) -> bool {
+        let Some(resource) = info.resource() else {
+            return false;
+        };
+        let (subresource, verb) = (info.subresource(), info.verb());
+        let serves = |catalogue: &Catalogue| catalogue.serves(resource, subresource, verb);
+        self.is_of_another(info) && self.table.look(server.id, serves) == Some(true)
     }
 
-    fn count(&self, server: ServerId) {
-        let mut budgets = self.budgets.borrow_mut();
-        if let Some((_, budget)) = budgets.iter_mut().find(|(id, _)| *id == server) {
-            budget.requests = budget.requests.saturating_add(1);
-            return;
-        }
-        if budgets.len() >= MAX_BUDGETS {
-            budgets.clear();
-        }
-        budgets.push((server, Budget::new(Instant::now())));
-    }
-
-    fn may_resend(&self, server: ServerId) -> bool {
-        self.budgets
-            .borrow_mut()
-            .iter_mut()
-            .find(|(id, _)| *id == server)
-            .is_some_and(|(_, budget)| budget.take(Instant::now()))
+    /// Whether the words may be those of an aggregated API server about itself, or of a kubelet, which has no say in whom
+    /// its control plane takes for alive.
+    fn is_of_another(&self, info: &RequestInfo) -> bool {
+        let of_kubelet = info
+            .resource()
+            .is_some_and(|it| it.group.is_empty() && it.resource == "pods")
+            && info
+                .subresource()
+                .is_some_and(|it| OF_KUBELETS.contains(&it));
+        of_kubelet
+            || info
+                .group_version()
+                .is_some_and(|it| self.table.shared.load().owned.contains(&it))
     }
 }
 

@@ -14,6 +14,7 @@ pub mod body;
 pub mod config;
 pub mod metrics;
 pub mod reply;
+pub mod seldom;
 pub mod spans;
 pub mod throttle;
 pub mod tls;

@@ -4,7 +4,7 @@
 use http::{HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 
-use crate::body::Body;
+use crate::{api::ServerId, body::Body};
 
 /// Whose fault a failed request is; a label of metrics and logs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -17,6 +17,15 @@ pub enum Side {
     Peer,
     /// mvp itself.
     Proxy,
+}
+
+impl From<ServerId> for Side {
+    fn from(server: ServerId) -> Self {
+        match server {
+            ServerId::Local => Self::Local,
+            ServerId::Peer(_) => Self::Peer,
+        }
+    }
 }
 
 /// Why mvp answers a request itself. Its [`Refusal::as_str`] is the word in logs, metrics and `mvp explain`.

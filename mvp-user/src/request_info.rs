@@ -87,7 +87,6 @@ pub struct RequestInfo {
     verb: Verb,
     class: Class,
     safe: bool,
-    follow: bool,
     group: Span,
     version: Span,
     namespace: Span,
@@ -124,7 +123,6 @@ impl RequestInfo {
             verb: Verb::Other,
             class: Class::Other,
             safe: *method == Method::GET || *method == Method::HEAD || *method == Method::OPTIONS,
-            follow: false,
             group: None,
             version: None,
             namespace: None,
@@ -211,12 +209,12 @@ impl RequestInfo {
         self.safe && !self.connects()
     }
 
-    /// Whether it may last as long as the client likes: watches, followed logs, and everything that connects.
-    pub fn is_long_running(&self) -> bool {
+    /// Whether it reads one object, so that the answer is short as a rule: no list, no log, and nothing that lasts.
+    pub fn reads_one(&self) -> bool {
         self.class == Class::Resource
-            && (self.verb == Verb::Watch
-                || self.connects()
-                || self.follow && self.subresource() == Some("log"))
+            && self.verb == Verb::Get
+            && self.is_safe()
+            && self.subresource() != Some("log")
     }
 
     fn connects(&self) -> bool {
@@ -310,8 +308,6 @@ impl RequestInfo {
             Verb::Delete if unnamed => verb = Verb::DeleteCollection,
             _ => {}
         }
-        self.follow = subresource.as_ref().is_some_and(|sub| text(sub) == "log")
-            && query.is_some_and(|query| query::is_true(query, "follow"));
         self.class = Class::Resource;
         self.verb = verb;
         self.selected = selected;

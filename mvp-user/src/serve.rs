@@ -3,7 +3,7 @@
 //! [`Visit::answer`] is the walk, written once. One [`Thread`] per data thread, used by that thread alone. Not for any
 //! decision: those are the rooms'.
 
-use std::{rc::Rc, sync::Arc, time::Duration};
+use std::{net::SocketAddr, rc::Rc, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
@@ -21,7 +21,7 @@ use crate::{
     body::Body,
     config::Config,
     discovery::Discovery,
-    forward::{self, Attempt, Forward},
+    forward::{Attempt, Forward},
     health::Prober,
     peers::Learner,
     reply::Refusal,
@@ -30,20 +30,22 @@ use crate::{
     table::{Server, Table},
     tls::Tls,
     tunnel::{self, Half, How, Tally},
-    upstream::{Dialer, Pool},
+    upstream::{Dialer, Lane, Pool},
     wire::Wire,
 };
 
+mod backlog;
 mod conn;
+mod header_limits;
 mod metrics;
 mod patience;
 mod recent;
-mod seldom;
 mod self_check;
 mod taken_back;
 pub mod traffic;
 mod visit;
 
+pub use backlog::{Backlogs, Ended, Ends};
 pub use metrics::Metrics;
 pub use recent::{Entry, Recent};
 pub use self_check::SelfCheck;
@@ -76,6 +78,8 @@ pub struct Shared {
     pub learner: Learner,
     /// Counts.
     pub metrics: Metrics,
+    /// What clients have not taken.
+    pub backlogs: Backlogs,
     /// Recognises mvp's requests to itself.
     pub self_check: SelfCheck,
     /// Takes a span of each request that its client traces.
@@ -144,13 +148,7 @@ impl Thread {
     }
 
     /// A raw connection goes to local as it is; if local is down, it is closed.
-    async fn pass(
-        &self,
-        stream: TcpStream,
-        head: Bytes,
-        why: RawReason,
-        client: std::net::SocketAddr,
-    ) {
+    async fn pass(&self, stream: TcpStream, head: Bytes, why: RawReason, client: SocketAddr) {
         let local = Arc::clone(&self.shared.table.members().local);
         let upstream = match self.shared.dialer.raw(&local).await {
             Ok(upstream) => upstream,
@@ -351,7 +349,7 @@ impl Visit {
             return Attempt::Refused(if evidence.any_not_found() {
                 Refusal::Unconfirmed
             } else {
-                Refusal::Unreachable(forward::side(server))
+                Refusal::Unreachable(server.id.into())
             });
         };
         let (forward, discovery) = (&self.thread.forward, &self.thread.shared.discovery);
@@ -367,6 +365,12 @@ impl Visit {
         match (plan, attempt) {
             (Some(plan), Attempt::Answer(answer)) => {
                 Attempt::Answer(Box::pin(discovery.complete(plan, server, answer)).await)
+            }
+            // Whoever holds all shared connections (a hundred readers that read nothing, on each of 256) shall not keep others
+            // from the server: they get some of their own.
+            (_, Attempt::Refused(Refusal::Busy)) if matches!(ask.lane, Lane::Shared) => {
+                ask.lane = Lane::Pair(Rc::clone(self.own(ask.presenting)));
+                Attempt::Again
             }
             (_, attempt) => attempt,
         }

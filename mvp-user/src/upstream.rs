@@ -3,7 +3,11 @@
 //! One [`Pool`] per thread, used by that thread alone: no lock and no hop on the way of a request. Not for what a
 //! request looks like (`forward`) nor for where it goes (`route`).
 
-use std::{cell::RefCell, rc::Rc, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+    sync::{Arc, atomic::AtomicUsize},
+};
 
 use hashbrown::HashMap;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
@@ -12,7 +16,10 @@ use hyper::body::Incoming;
 pub use self::dial::{
     CONNECT_TIMEOUT, DialError, Dialer, Exempt, HANDSHAKE_TIMEOUT, Stream, USER_TIMEOUT, tune,
 };
-use self::lot::Lot;
+use self::{
+    lot::{Lot, Sent},
+    private::Private,
+};
 use crate::{
     api::ServerId,
     body::{Body, BodyError},
@@ -24,6 +31,8 @@ mod dial;
 mod http1;
 mod link;
 mod lot;
+mod private;
+mod settling;
 mod upload;
 
 /// The upstream connections of one thread.
@@ -31,7 +40,8 @@ pub struct Pool {
     dialer: Arc<Dialer>,
     shared: RefCell<HashMap<ServerId, Rc<Lot>>>,
     nobody: Rc<dyn Fn()>,
-    upgrades: Arc<std::sync::atomic::AtomicUsize>,
+    upgrades: Arc<AtomicUsize>,
+    private: Arc<AtomicUsize>,
 }
 
 /// Which connections a request may use (design 4.3).
@@ -48,6 +58,10 @@ pub struct Pair {
     presenting: Presenting,
     /// Few servers, so a list.
     lots: RefCell<Vec<Rc<Lot>>>,
+    /// Of the certificates and CAs when they were last used.
+    generation: Cell<u64>,
+    /// For reads of an HTTP/1.1 client.
+    private: Private,
     ended: Rc<dyn Fn()>,
 }
 
@@ -81,6 +95,9 @@ pub enum Cause {
     /// The client broke off while it sent the body.
     #[error("the client broke off: {0}")]
     ClientGone(BodyError),
+    /// The client's own HTTP/1.1 connection ended before a read was answered, as its server may end it at any time.
+    #[error("no answer over HTTP/1.1: {0}")]
+    Unanswered(BodyError),
     /// The connection or the stream broke after the request was sent.
     #[error("the upstream broke off: {0}")]
     Broken(BodyError),
@@ -120,6 +137,7 @@ impl Pool {
             shared: RefCell::default(),
             nobody: Rc::new(|| {}),
             upgrades: Arc::default(),
+            private: Arc::default(),
         }
     }
 
@@ -138,9 +156,32 @@ impl Pool {
     ) -> Result<Response<Body>, SendError> {
         let lot = match lane {
             Lane::Shared => self.shared_lot(server),
-            Lane::Pair(pair) => pair.lot(server),
+            Lane::Pair(pair) => {
+                let generation = self.dialer.certificates().look().generation;
+                pair.lot(server, generation)
+            }
         };
         lot.send(&self.dialer, request).await
+    }
+
+    /// As [`Self::send`], of a read of one object, which goes over the HTTP/1.1 connection of `own` if there is one.
+    pub async fn read(
+        &self,
+        server: &Arc<Server>,
+        lane: &Lane,
+        own: Rc<Pair>,
+        mut request: Request<Body>,
+    ) -> Result<Response<Body>, SendError> {
+        if server.id == ServerId::Local
+            && let Some(link) = own.private_link(&self.dialer, &self.private, server)
+        {
+            match link.send(request).await {
+                Sent::Done(result) => return result,
+                Sent::Again(back) => request = back,
+            }
+        }
+        // Boxed: seldom needed, and large.
+        Box::pin(self.send(server, lane, request)).await
     }
 
     /// Sends an upgrade over a fresh HTTP/1.1 connection, which is used for nothing else (design 7).
@@ -204,12 +245,20 @@ impl Pair {
         Rc::new(Self {
             presenting,
             lots: RefCell::default(),
+            generation: Cell::new(0),
+            private: Private::default(),
             ended: Rc::new(ended),
         })
     }
 
-    fn lot(&self, server: &Arc<Server>) -> Rc<Lot> {
+    /// Its connections to `server`; those that were opened with other certificates or CAs take no more requests.
+    fn lot(&self, server: &Arc<Server>, generation: u64) -> Rc<Lot> {
         let mut lots = self.lots.borrow_mut();
+        if self.generation.replace(generation) != generation {
+            for lot in &*lots {
+                lot.retire();
+            }
+        }
         if let Some(lot) = lots.iter().find(|lot| Arc::ptr_eq(lot.server(), server)) {
             return Rc::clone(lot);
         }
@@ -221,6 +270,14 @@ impl Pair {
         );
         lots.push(Rc::clone(&lot));
         lot
+    }
+}
+
+impl std::fmt::Debug for Pair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pair")
+            .field("presenting", &self.presenting)
+            .finish_non_exhaustive()
     }
 }
 

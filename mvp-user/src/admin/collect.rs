@@ -165,6 +165,15 @@ impl Scrape {
             "Since each thread gave a sign of life; above 2 steering ends",
             &beats,
         )?;
+        if let Some(since) = self.0.daemon.answered_itself() {
+            let since = [(Labels::new(), since.as_secs_f64())];
+            gauges(
+                encoder,
+                "mvp_self_request_age_seconds",
+                "Since mvp last answered its request to itself; above 2 steering ends",
+                &since,
+            )?;
+        }
         let bound = self.0.daemon.connections().bound;
         let bound = [(Labels::new(), real(bound))];
         gauges(
@@ -177,7 +186,7 @@ impl Scrape {
 
     /// The names that every exporter has.
     fn process(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let started = [(Labels::new(), self.0.started_unix)];
+        let started = [(Labels::new(), self.0.process.started_unix)];
         gauges(
             encoder,
             "process_start_time_seconds",

@@ -13,7 +13,7 @@ use clap::{Args as _, Command, FromArgMatches as _};
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Daemon, Parts, State, Taken,
+    Daemon, Process, State, Taken,
     wire::{Connections, Steering},
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     config::{Flags, SteerMode, resolve},
     health::Prober,
     peers::Learner,
-    table::{Catalogue, Documents, Freshness, Health, Membership, Proof, Served, Server, Table},
+    table::{Catalogue, Freshness, Health, Membership, Proof, Served, Server, Table},
     tls::fixtures::Pki,
 };
 
@@ -32,6 +32,9 @@ pub(crate) struct Puppet {
     pub(crate) percent: AtomicU8,
     pub(crate) draining: AtomicBool,
     pub(crate) stuck: AtomicBool,
+    pub(crate) full: AtomicBool,
+    /// Its requests to itself get no answer.
+    pub(crate) mute: AtomicBool,
     /// Orders are taken and not carried out.
     pub(crate) idle: AtomicBool,
     /// The number of the last order that was.
@@ -46,10 +49,15 @@ impl Daemon for Puppet {
             Some(SteerMode::Never) => "never",
             _ => "auto",
         };
+        let (state, why) = match mode {
+            _ if self.full.load(Ordering::Relaxed) => ("full", "full"),
+            "never" => ("off", "never"),
+            _ => ("on", "skew"),
+        };
         Steering {
             mode: mode.to_owned(),
-            state: if mode == "never" { "off" } else { "on" }.to_owned(),
-            why: if mode == "never" { "never" } else { "skew" }.to_owned(),
+            state: state.to_owned(),
+            why: why.to_owned(),
             detail: String::new(),
             since: 61,
             percent: 100 - self.percent.load(Ordering::Relaxed),
@@ -83,6 +91,11 @@ impl Daemon for Puppet {
         ]
     }
 
+    fn answered_itself(&self) -> Option<Duration> {
+        let mute = self.mute.load(Ordering::Relaxed);
+        Some(Duration::from_secs(if mute { 12 } else { 0 }))
+    }
+
     fn connections(&self) -> Connections {
         Connections {
             open: 7,
@@ -106,15 +119,13 @@ pub(crate) struct Stage {
 
 fn catalogue(version: &str, resources: &[(&str, &str, &str, &[&str])]) -> Arc<Catalogue> {
     let verbs = Verb::ALL.into_iter().fold(Verbs::NONE, Verbs::with);
-    let mut catalogue = Catalogue {
-        resources: hashbrown::HashMap::new(),
-        group_versions: hashbrown::HashSet::new(),
-        documents: Arc::new(Documents::default()),
-        version: version.into(),
-        freshness: Freshness::Fresh,
-        read_at: Instant::now(),
-        generation: 1,
-    };
+    let mut catalogue = Catalogue::new(
+        Arc::default(),
+        version.into(),
+        Freshness::Fresh,
+        Instant::now(),
+        1,
+    );
     for (group, version, resource, subresources) in resources {
         catalogue
             .group_versions
@@ -181,15 +192,17 @@ impl Stage {
         let resolved =
             resolve(&Flags::from_arg_matches(&matches).unwrap(), |_| Vec::new()).unwrap();
         let puppet = Arc::new(Puppet::default());
-        let state = State::new(Parts {
+        let state = Arc::new(State {
             tls,
             learner: Learner::new(Arc::clone(&table)),
             prober: Prober::new(Arc::clone(&table)),
             table,
             config: Arc::new(resolved.config),
             settings: resolved.settings,
+            flags: resolved.flags,
             traffic: Arc::default(),
             daemon: Arc::clone(&puppet) as Arc<dyn Daemon>,
+            process: Process::begin(),
         });
         Self {
             state,

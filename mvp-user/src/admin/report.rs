@@ -51,8 +51,9 @@ const fn membership(membership: Membership) -> &'static str {
 }
 
 impl State {
-    /// What keeps mvp from being live: wedged threads. While it drains, threads end one after the other, and the listener
-    /// of the self-request is closed: that is no reason to kill what still runs.
+    /// What keeps mvp from being live: wedged threads, which a restart helps. Not the self-request: it fails as well where a
+    /// certificate has expired, and then a restart only cuts off who is connected. While mvp drains, threads end one after
+    /// the other: that is no reason to kill what still runs.
     pub fn dead(&self) -> Vec<String> {
         if self.daemon.is_draining() {
             return Vec::new();
@@ -66,13 +67,24 @@ impl State {
             // Threads that have ended are no news then.
             vec!["draining: a stop was asked for".to_owned()]
         } else {
-            late(&self.daemon.beats(), LATE)
+            let mut problems = late(&self.daemon.beats(), LATE);
+            problems.extend(self.not_answering());
+            problems
         };
         if !self.table.is_ready() {
             problems.push(self.not_learnt());
         }
         problems.extend(self.not_forwarding());
         problems
+    }
+
+    /// That mvp does not answer its request to itself, without which the kernel steers nothing.
+    fn not_answering(&self) -> Option<String> {
+        let since = self.daemon.answered_itself().filter(|it| *it > LATE)?;
+        Some(format!(
+            "self-request: no answer for {:.1} s; the log says why",
+            since.as_secs_f64()
+        ))
     }
 
     fn not_learnt(&self) -> String {
@@ -124,7 +136,7 @@ impl State {
                 .nodename()
                 .to_string_lossy()
                 .into_owned(),
-            uptime: self.started.elapsed().as_secs(),
+            uptime: self.process.started.elapsed().as_secs(),
             ready: not_ready.is_empty(),
             not_ready,
             steering: self.daemon.steering(),
@@ -218,6 +230,7 @@ impl State {
         let shared = self.table.shared.load_full();
         let catalogues = catalogues(&self.table);
         let mut remembered = self
+            .process
             .differences
             .0
             .lock()

@@ -144,6 +144,11 @@ async fn readiness_says_what_is_missing() {
     assert_eq!(state.dead(), [""; 0], "it drains");
     stage.puppet.draining.store(false, Ordering::Relaxed);
     assert_eq!(state.dead(), ["threads: 1 gave no sign of life for 11.0 s"]);
+    stage.puppet.stuck.store(false, Ordering::Relaxed);
+    stage.puppet.mute.store(true, Ordering::Relaxed);
+    let told = "self-request: no answer for 12.0 s; the log says why";
+    assert_eq!(state.not_ready()[0], told);
+    assert_eq!(state.dead(), [""; 0], "no restart helps");
 }
 
 #[tokio::test(start_paused = true)]
@@ -209,6 +214,7 @@ async fn a_scrape_has_every_family_once_with_help() {
         "mvp_older_connections 2",
         "mvp_catalogue_resources{server=\"10.0.0.2:6443\"} 3",
         "mvp_heartbeat_age_seconds{thread=\"0\"} 0.12",
+        "mvp_self_request_age_seconds 0",
         "mvp_client_connections_limit 20000",
         "mvp_certificate_expiry_timestamp_seconds{flag=",
         "process_resident_memory_bytes ",

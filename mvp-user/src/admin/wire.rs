@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config;
+
 /// `mvp status`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
@@ -292,6 +294,27 @@ pub enum Mode {
     Off,
     /// Steer while servers differ.
     Auto,
+}
+
+/// `mvp config`: one flag of `mvp run`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setting {
+    /// Its name.
+    pub name: String,
+    /// Its value as text; lists with commas.
+    pub value: String,
+    /// Where that is from.
+    pub origin: String,
+}
+
+impl From<&config::Setting> for Setting {
+    fn from(it: &config::Setting) -> Self {
+        Self {
+            name: it.name.to_owned(),
+            value: it.value.clone(),
+            origin: it.origin.to_string(),
+        }
+    }
 }
 
 /// `GET /v1/probe`.

@@ -27,7 +27,6 @@ const FOREIGN: &[&str] = &[
     "anonymous-auth",
     "authorization-mode",
     "endpoint-reconciler-type",
-    "bind-address",
     "request-timeout",
     "tracing-config-file",
     // kubectl's and docker's

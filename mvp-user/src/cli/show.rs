@@ -6,9 +6,8 @@ use super::{
     table::{GAP, Page, facts, fold, paint, table, wrap},
     words,
 };
-use crate::{
-    admin::wire::{Difference, Explanation, Finding, Grade, Route, Server, Status, Steering, View},
-    config::Setting,
+use crate::admin::wire::{
+    Difference, Explanation, Finding, Grade, Route, Server, Setting, Status, Steering, View,
 };
 
 /// `93784` is `1d2h`.
@@ -459,23 +458,24 @@ pub(super) fn findings(findings: &[Finding], page: Page) -> String {
     out
 }
 
-/// `mvp run --print-config`.
-pub(super) fn settings(settings: &[Setting], width: usize) -> String {
+/// `mvp config`, and `mvp run --print-config`.
+#[expect(clippy::ptr_arg, reason = "what the answer is read into")]
+pub(super) fn settings(settings: &Vec<Setting>, page: Page) -> String {
     let rows: Vec<_> = settings
         .iter()
         .map(|it| {
             let value = if it.value.is_empty() { "-" } else { &it.value };
             vec![
                 format!("--{}", it.name),
-                it.origin.to_string(),
+                it.origin.clone(),
                 value.to_owned(),
             ]
         })
         .collect();
+    // An `on` or `off` here is neither good nor bad.
     let page = Page {
-        width,
-        wide: false,
         colour: false,
+        ..page
     };
     table(&["FLAG", "FROM", "VALUE"], &rows, page)
 }

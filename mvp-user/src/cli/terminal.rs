@@ -26,7 +26,7 @@ impl Output {
 }
 
 /// A terminal's width, 80 elsewhere.
-pub(super) fn terminal_width() -> usize {
+fn terminal_width() -> usize {
     let stdout = std::io::stdout();
     if !stdout.is_terminal() {
         return 80;

@@ -148,7 +148,7 @@ pub(super) fn count(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reply::{Refusal, Side};
+    use crate::reply::Refusal;
 
     #[test]
     fn numbers_are_short() {
@@ -184,23 +184,7 @@ mod tests {
 
     #[test]
     fn every_refusal_has_words() {
-        for refusal in [
-            Refusal::Unauthorized,
-            Refusal::BadRequest(""),
-            Refusal::HeadersTooLarge,
-            Refusal::UriTooLong,
-            Refusal::OnlyUnavailableServe,
-            Refusal::NotReady,
-            Refusal::Unconfirmed,
-            Refusal::Unreachable(Side::Peer),
-            Refusal::ForwardingRefused,
-            Refusal::LocalDown,
-            Refusal::Unproven,
-            Refusal::UpgradeRedirected,
-            Refusal::UpgradeFailed,
-            Refusal::Interrupted,
-            Refusal::Busy,
-        ] {
+        for refusal in Refusal::ALL {
             assert!(event(refusal.as_str()).is_some(), "{refusal:?}");
         }
     }

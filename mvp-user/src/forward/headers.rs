@@ -11,7 +11,7 @@ use http::{
 
 use crate::api::PEER_PROXIED;
 
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 /// What belongs to one connection, beside `TE`.
 static HOP_BY_HOP: [HeaderName; 8] = [
@@ -26,11 +26,18 @@ static HOP_BY_HOP: [HeaderName; 8] = [
 ];
 /// Marks a rerouted request (KEP-4020).
 pub(super) const MARKER: HeaderName = HeaderName::from_static(PEER_PROXIED);
+/// What few clients send, and what is taken out or changed.
+static SELDOM: [HeaderName; 3] = [MARKER, X_REAL_IP, X_FORWARDED_FOR];
 /// Bearer tokens of browsers (`k8s.io/apiserver/pkg/authentication/request/websocket/protocol.go`).
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// The protocols that may be upgraded to; anything else, such as h2c, is a plain request.
 const UPGRADES: [&str; 2] = ["websocket", "SPDY/3.1"];
+
+/// Whether there is nothing of [`SELDOM`], as most often: to look at what is there costs less than to look each of them up.
+pub(super) fn is_plain(headers: &HeaderMap) -> bool {
+    !headers.keys().any(|name| SELDOM.contains(name))
+}
 
 /// What the client wants to upgrade to, as it spelt it: `Connection` lists `upgrade`, and `Upgrade` names one of ours.
 pub(super) fn upgrade(headers: &HeaderMap, version: Version) -> Option<HeaderValue> {
@@ -68,9 +75,14 @@ pub(super) fn strip_hop_by_hop(
     version: Version,
     kept: impl Fn(&HeaderName) -> bool,
 ) {
-    headers.remove(header::TE);
+    let http2 = version == Version::HTTP_2;
+    let is_one = |name: &HeaderName| *name == header::TE || !http2 && HOP_BY_HOP.contains(name);
     // Nearly always there is none of them, and to look at what is there costs less than to look each of them up.
-    if version == Version::HTTP_2 || !headers.keys().any(|name| HOP_BY_HOP.contains(name)) {
+    if !headers.keys().any(is_one) {
+        return;
+    }
+    headers.remove(header::TE);
+    if http2 {
         return;
     }
     if let Entry::Occupied(connection) = headers.entry(header::CONNECTION) {

@@ -16,6 +16,9 @@ const SHUTTING_DOWN: &[u8] = b"apiserver is shutting down";
 /// kube-apiserver's `NotFoundHandler` (503, Status), until it is ready to say 404.
 const STARTING: &[u8] =
     b"the request has been made before all known HTTP paths have been installed";
+/// What flow control (API Priority and Fairness) writes on the answers to what it has let in. kube-apiserver speaks as one that
+/// shuts down before that (`DefaultBuildHandlerChain`): behind this header another does, and the request was worked on.
+const LET_IN: &str = "x-kubernetes-pf-flowschema-uid";
 /// Whose words follow these chose the status as well (`ToStatusErr` of
 /// `k8s.io/apiserver/pkg/admission/plugin/webhook/errors`): the server has worked on the request.
 const WEBHOOK: &[u8] = b"admission webhook ";
@@ -67,7 +70,10 @@ pub(super) async fn look(
     }
     let (parts, body) = answer.into_parts();
     let bytes = body.collect().await?.to_bytes();
-    let meaning = of(parts.status, &bytes);
+    let meaning = match of(parts.status, &bytes) {
+        Meaning::ShuttingDown if parts.headers.contains_key(LET_IN) => Meaning::Answer,
+        meaning => meaning,
+    };
     Ok((meaning, Response::from_parts(parts, Body::full(bytes))))
 }
 

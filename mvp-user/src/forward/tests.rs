@@ -1,14 +1,26 @@
-//! Header hygiene and recognition as tables and properties; budgets of second tries.
+//! Header hygiene and recognition as tables and properties; what a user's requests carry.
 
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri, Version, header};
+use std::time::SystemTime;
+
+use bench::pki::ClusterPki;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version, header,
+};
 use proptest::prelude::*;
-use tokio::time::{Instant, advance};
 
 use super::{
-    Budget, RETRY_FLOOR, RETRY_WINDOW, headers,
+    Client, Outbound, headers,
     recognise::{self, Meaning},
 };
-use crate::body::Body;
+use crate::{
+    api::ServerId,
+    body::Body,
+    config::RequestHeaders,
+    identity::{Caller, Presented},
+    request_info::RequestInfo,
+    table::Server,
+    tls::{Anchors, Authorities},
+};
 
 fn map(lines: &[(&'static str, &str)]) -> HeaderMap {
     lines
@@ -237,6 +249,93 @@ fn each_header_of_a_connection_goes_though_it_be_the_only_one() {
     }
 }
 
+fn names() -> RequestHeaders {
+    RequestHeaders {
+        username: vec![HeaderName::from_static("x-remote-user")],
+        uid: vec![HeaderName::from_static("x-remote-uid")],
+        group: vec![HeaderName::from_static("x-remote-group")],
+        extra_prefix: vec!["x-remote-extra-".to_owned()],
+        ..RequestHeaders::default()
+    }
+}
+
+fn user(pki: &ClusterPki, name: &str, groups: &[&str]) -> Caller {
+    let authority = std::slice::from_ref(&pki.ca.certificate.der);
+    let authorities = Authorities {
+        client: Some(Anchors::from_certificates(authority)),
+        ..Authorities::default()
+    };
+    let certificate = pki.client(name, groups).unwrap().der;
+    let mut presented = Presented::new(&[certificate]).unwrap();
+    presented.caller(&HeaderMap::new(), &authorities, &names(), SystemTime::now())
+}
+
+#[test]
+fn every_request_of_a_connection_says_who_its_user_is_and_where_it_comes_from() {
+    let pki = ClusterPki::new().unwrap();
+    let client = Client::new([10, 0, 0, 9].into());
+    let local = Server::new(ServerId::Local, ([127, 0, 0, 1], 6443).into());
+    let sent = |caller: &Caller, lines: Lines<'static>| {
+        let request = Request::get("https://h/api/v1/pods").version(Version::HTTP_2);
+        let (mut head, ()) = request.body(()).unwrap().into_parts();
+        head.headers = map(lines);
+        let info = RequestInfo::parse(&head.method, &head.uri).unwrap();
+        let outbound = Outbound::new(head, None, &client, &info, caller, &names()).unwrap();
+        let [first, again] = [(); 2].map(|()| outbound.request(&local).unwrap());
+        assert_eq!(first.headers(), again.headers());
+        assert_eq!(first.uri(), "https://h/api/v1/pods");
+        first.headers().clone()
+    };
+    let values = |headers: &HeaderMap, name: &str| -> Vec<String> {
+        let all = headers.get_all(name).iter();
+        all.map(|it| it.to_str().unwrap().to_owned()).collect()
+    };
+    let (alice, bob) = (
+        user(&pki, "alice", &["devs", "ops"]),
+        user(&pki, "bob", &[]),
+    );
+    for caller in [&alice, &bob, &alice] {
+        let headers = sent(
+            caller,
+            &[
+                ("accept", "*/*"),
+                ("accept", "text/plain"),
+                ("authorization", "Bearer t"),
+                ("x-remote-user", "root"),
+                ("x-remote-group", "system:masters"),
+                ("te", "trailers"),
+            ],
+        );
+        let (name, groups) = match caller {
+            Caller::User(user) => (user.name(), user.groups()),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(values(&headers, "x-remote-user"), [name]);
+        assert_eq!(values(&headers, "x-remote-group"), groups);
+        assert_eq!(values(&headers, "x-forwarded-for"), ["10.0.0.9"]);
+        assert_eq!(values(&headers, "accept"), ["*/*", "text/plain"]);
+        for gone in ["authorization", "te"] {
+            assert!(!headers.contains_key(gone), "{gone}");
+        }
+    }
+    for caller in [&alice, &Caller::Token] {
+        let headers = sent(
+            caller,
+            &[
+                ("x-forwarded-for", "1.1.1.1"),
+                ("x-real-ip", "6.6.6.6"),
+                ("x-remote-uid", "0"),
+            ],
+        );
+        assert_eq!(values(&headers, "x-forwarded-for"), ["1.1.1.1, 10.0.0.9"]);
+        assert!(!headers.contains_key("x-real-ip") && !headers.contains_key("x-remote-uid"));
+    }
+    let headers = sent(&Caller::Token, &[("authorization", "Bearer t")]);
+    assert_eq!(values(&headers, "x-forwarded-for"), ["10.0.0.9"]);
+    assert_eq!(values(&headers, "authorization"), ["Bearer t"]);
+    assert!(!headers.contains_key("x-remote-user"));
+}
+
 #[test]
 fn an_ipv4_client_of_an_ipv6_socket_is_written_as_ipv4() {
     let mapped: std::net::IpAddr = "::ffff:10.0.0.9".parse().unwrap();
@@ -309,18 +408,31 @@ async fn only_kube_apiserver_s_own_words_have_a_meaning() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn second_tries_are_a_hundred_or_a_tenth_of_the_last_ten_seconds() {
-    let mut budget = Budget::new(Instant::now());
-    let take = |budget: &mut Budget| (0..1000).filter(|_| budget.take(Instant::now())).count();
-    assert_eq!(take(&mut budget), RETRY_FLOOR as usize);
-    assert_eq!(take(&mut budget), 0);
-    budget.requests = 5000;
-    assert_eq!(
-        take(&mut budget),
-        400,
-        "a tenth, less those that were taken"
-    );
-    advance(RETRY_WINDOW).await;
-    assert_eq!(take(&mut budget), RETRY_FLOOR as usize);
+#[tokio::test]
+async fn who_shuts_down_says_so_before_flow_control_and_all_else_behind_it() {
+    for (status, body, expected) in [
+        (
+            429,
+            "The apiserver is shutting down, please try again later.\n",
+            Meaning::Answer,
+        ),
+        (
+            503,
+            r#"{"message":"apiserver is shutting down"}"#,
+            Meaning::Answer,
+        ),
+        (
+            503,
+            r#"{"message":"the request has been made before all known HTTP paths have been installed, please try again"}"#,
+            Meaning::Starting,
+        ),
+        (404, "404 page not found\n", Meaning::Unknown),
+    ] {
+        let mut answer = Response::new(Body::full(body));
+        *answer.status_mut() = StatusCode::from_u16(status).unwrap();
+        *answer.headers_mut() = map(&[("x-kubernetes-pf-flowschema-uid", "1")]);
+        let (meaning, answer) = recognise::look(&http::Method::GET, answer).await.unwrap();
+        assert_eq!(meaning, expected, "{status} {body}");
+        assert_eq!(answer.status(), status);
+    }
 }

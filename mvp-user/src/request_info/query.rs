@@ -26,7 +26,7 @@ pub(super) fn list_options(query: &str) -> ListOptions {
 }
 
 /// Whether the first value of `key` is neither `false` nor `0` (apimachinery `Convert_Slice_string_To_bool`).
-pub(super) fn is_true(query: &str, key: &str) -> bool {
+fn is_true(query: &str, key: &str) -> bool {
     first(query, key).is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
 }
 

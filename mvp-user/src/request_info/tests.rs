@@ -202,51 +202,48 @@ fn bytes_that_are_not_utf8_match_no_resource_and_do_no_harm() {
 }
 
 #[test]
-fn what_connects_is_neither_safe_nor_short() {
+fn what_connects_is_not_safe() {
     let rows = [
-        ("GET", "/api/v1/namespaces/d/pods/p", true, false),
-        ("POST", "/api/v1/namespaces/d/pods", false, false),
-        ("GET", "/api/v1/namespaces/d/pods?watch=1", true, true),
-        ("GET", "/api/v1/namespaces/d/pods/p/log", true, false),
-        (
-            "GET",
-            "/api/v1/namespaces/d/pods/p/log?follow=true",
-            true,
-            true,
-        ),
-        (
-            "GET",
-            "/api/v1/namespaces/d/pods/p/log?follow=false",
-            true,
-            false,
-        ),
-        (
-            "GET",
-            "/api/v1/namespaces/d/pods/p/exec?command=rm",
-            false,
-            true,
-        ),
-        ("GET", "/api/v1/namespaces/d/pods/p/attach", false, true),
-        (
-            "POST",
-            "/api/v1/namespaces/d/pods/p/portforward",
-            false,
-            true,
-        ),
-        (
-            "GET",
-            "/api/v1/namespaces/d/services/s/proxy/x",
-            false,
-            true,
-        ),
-        ("GET", "/api/v1/proxy/nodes/n", false, true),
-        ("OPTIONS", "/apis", true, false),
-        ("DELETE", "/healthz", false, false),
+        ("GET", "/api/v1/namespaces/d/pods/p", true),
+        ("POST", "/api/v1/namespaces/d/pods", false),
+        ("GET", "/api/v1/namespaces/d/pods?watch=1", true),
+        ("GET", "/api/v1/namespaces/d/pods/p/log", true),
+        ("GET", "/api/v1/namespaces/d/pods/p/log?follow=true", true),
+        ("GET", "/api/v1/namespaces/d/pods/p/exec?command=rm", false),
+        ("GET", "/api/v1/namespaces/d/pods/p/attach", false),
+        ("POST", "/api/v1/namespaces/d/pods/p/portforward", false),
+        ("GET", "/api/v1/namespaces/d/services/s/proxy/x", false),
+        ("GET", "/api/v1/proxy/nodes/n", false),
+        ("OPTIONS", "/apis", true),
+        ("DELETE", "/healthz", false),
     ];
-    for (method, uri, safe, long) in rows {
-        let info = parse(method, uri);
-        assert_eq!(info.is_safe(), safe, "{method} {uri}");
-        assert_eq!(info.is_long_running(), long, "{method} {uri}");
+    for (method, uri, safe) in rows {
+        assert_eq!(parse(method, uri).is_safe(), safe, "{method} {uri}");
+    }
+}
+
+#[test]
+fn what_reads_one_object_is_neither_a_list_nor_a_log_nor_does_it_last() {
+    let rows = [
+        ("GET", "/api/v1/namespaces/d/pods/p", true),
+        ("HEAD", "/apis/apps/v1/namespaces/d/deployments/x", true),
+        ("GET", "/api/v1/namespaces/d/pods/p/status", true),
+        ("GET", "/api/v1/namespaces/d", true),
+        ("PUT", "/api/v1/namespaces/d/pods/p", false),
+        ("OPTIONS", "/api/v1/namespaces/d/pods/p", false),
+        ("GET", "/api/v1/namespaces/d/pods", false),
+        ("GET", "/api/v1/pods?fieldSelector=metadata.name%3Dp", false),
+        ("GET", "/api/v1/namespaces/d/pods?watch=1", false),
+        ("GET", "/api/v1/watch/namespaces/d/pods/p", false),
+        ("GET", "/api/v1/namespaces/d/pods/p/log", false),
+        ("GET", "/api/v1/namespaces/d/pods/p/exec", false),
+        ("GET", "/api/v1/namespaces/d/services/s/proxy/x", false),
+        ("GET", "/apis/apps/v1", false),
+        ("GET", "/openapi/v2", false),
+        ("GET", "/readyz", false),
+    ];
+    for (method, uri, one) in rows {
+        assert_eq!(parse(method, uri).reads_one(), one, "{method} {uri}");
     }
 }
 

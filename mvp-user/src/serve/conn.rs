@@ -1,9 +1,16 @@
 //! The hyper servers of client connections, with kube-apiserver's limits (`k8s.io/apiserver/pkg/server/secure_serving.go`).
 
-use std::{cell::Cell, future::poll_fn, pin::pin, rc::Rc, sync::atomic::Ordering, time::Duration};
+use std::{
+    cell::Cell,
+    future::poll_fn,
+    pin::pin,
+    rc::Rc,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
-use futures_util::FutureExt as _;
-use http::Request;
+use futures_util::{FutureExt as _, TryFutureExt as _};
+use http::{Request, Response};
 use hyper::{
     body::Incoming,
     rt::Executor,
@@ -20,11 +27,13 @@ use tokio_rustls::server::TlsStream;
 
 use super::{
     Visit,
+    backlog::{Backlog, Counted},
     patience::{IDLE, Patience},
-    seldom::Seldom,
 };
 use crate::{
     accept::Watched,
+    body::Body,
+    seldom::Seldom,
     tls::RecordStream,
     wire::{Outlet, Wire, driven},
 };
@@ -42,14 +51,18 @@ const MAX_HEADER_LINES: usize = 2000;
 const MAX_STREAMS: u32 = 100;
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * (MAX_STREAMS + 1);
-/// What waits on one stream for the client's window and for the socket, whose own buffer is behind it: what is written at
-/// a time. A slow reader holds so much beside what its upstream may send ahead.
-const SEND_BUFFER: usize = 64 * 1024;
+/// What waits on one stream for the client's window and for the socket, whose own buffer is behind it: two frames of an
+/// upstream, so that stream and connection take turns half as often as with one. A slow reader holds so much beside what
+/// its upstream may send ahead.
+const SEND_BUFFER: usize = 128 * 1024;
 /// Streams that a client may cancel before they were looked at: twice a full connection (rapid reset, CVE-2023-44487).
 const MAX_PENDING_RESETS: usize = 2 * MAX_STREAMS as usize;
 /// A third of kube-apiserver's 90 s, after three of which an unused connection is ended.
 const IDLE_TICK: Duration = Duration::from_secs(30);
 const IDLE_TICKS: u32 = 3;
+/// Why a connection is ended where memory runs out.
+const TOO_MUCH: &str =
+    "Memory runs out, and the client takes little of much: the connection is closed";
 
 pub(super) async fn serve_h1(
     io: TlsStream<RecordStream>,
@@ -63,10 +76,13 @@ pub(super) async fn serve_h1(
             served.store(true, Ordering::Relaxed);
             gate.shut_for(&mut request);
             // hyper keeps room for this future in every connection, idle ones as well.
-            Box::pin(Rc::clone(&visit).answer(request))
+            let place = Box::new_uninit();
+            let walk = Box::into_pin(Box::write(place, Rc::clone(&visit).answer(request)));
+            counted(walk, &visit.backlog)
         })
     };
     let unread = io.unread();
+    let given_up = io.given_up();
     let mut connection = pin!(
         http1::Builder::new()
             .timer(Patience::new(io.read()))
@@ -79,6 +95,8 @@ pub(super) async fn serve_h1(
     );
     let asked = pin!(leave.changed());
     let mut asked = Seldom::new(asked);
+    let over = pin!(visit.backlog.over());
+    let mut over = Seldom::new(over);
     let mut leaving = false;
     loop {
         tokio::select! {
@@ -97,6 +115,11 @@ pub(super) async fn serve_h1(
                     connection.as_mut().graceful_shutdown();
                 }
             }
+            () = &mut over, if !given_up.load(Ordering::Relaxed) => {
+                tracing::debug!(client = %visit.client, "{TOO_MUCH}");
+                // It ends with the next write.
+                given_up.store(true, Ordering::Relaxed);
+            }
         }
     }
 }
@@ -108,8 +131,13 @@ pub(super) async fn serve_h2(
 ) {
     let service = {
         let visit = Rc::clone(&visit);
-        // Boxed: the stream's task is moved when it is spawned, and lives as long as the answer's body.
-        service_fn(move |request| Box::pin(Rc::clone(&visit).answer(request)))
+        // Boxed: the stream's task is moved when it is spawned, and lives as long as the answer's body. And not by `Box::pin`,
+        // which makes it on the stack and then copies all of it, though nearly nothing of a walk that has not begun is set.
+        service_fn(move |request| {
+            let place = Box::new_uninit();
+            let walk = Box::into_pin(Box::write(place, Rc::clone(&visit).answer(request)));
+            counted(walk, &visit.backlog)
+        })
     };
     let streams = Streams::default();
     let mut connection = pin!(
@@ -140,13 +168,22 @@ pub(super) async fn serve_h2(
         };
         match event {
             Event::Flood => {
-                tracing::debug!(client = %visit.client, "Too many requests were taken back: the connection is closed");
+                tracing::debug!(client = %visit.client, "Too many requests were taken back, or came after GOAWAY: the connection is closed");
                 return;
             }
-            Event::Farewell => connection.as_mut().graceful_shutdown(),
+            Event::TooMuch => {
+                tracing::debug!(client = %visit.client, "{TOO_MUCH}");
+                outlet.give_up();
+                return;
+            }
+            Event::Farewell => {
+                visit.ask_to_go();
+                connection.as_mut().graceful_shutdown();
+            }
             Event::Leave { asked } => {
                 leaving = true;
                 if asked {
+                    visit.ask_to_go();
                     connection.as_mut().graceful_shutdown();
                 }
             }
@@ -173,8 +210,10 @@ pub(super) async fn serve_h2(
 
 /// What happens to a connection beside its requests.
 enum Event {
-    /// Too many of them were taken back.
+    /// Too many of them were taken back, or came after GOAWAY.
     Flood,
+    /// Too much waits for the client.
+    TooMuch,
     /// One of them asks for its end.
     Farewell,
     /// The thread does, or it cannot any more.
@@ -192,10 +231,23 @@ async fn event(
     tokio::select! {
         biased;
         () = visit.taken_back.flood() => Event::Flood,
+        () = visit.backlog.over() => Event::TooMuch,
         () = visit.farewell.notified() => Event::Farewell,
         asked = leave.changed(), if !leaving => Event::Leave { asked: asked.is_ok() },
         _ = tick.tick() => Event::Tick,
     }
+}
+
+/// What comes of a walk counts for the connection as long as it waits here.
+fn counted<F, E>(
+    walk: F,
+    backlog: &Arc<Backlog>,
+) -> impl Future<Output = Result<Response<Counted>, E>> + use<F, E>
+where
+    F: Future<Output = Result<Response<Body>, E>>,
+{
+    let backlog = Arc::clone(backlog);
+    walk.map_ok(move |answer| answer.map(|body| Counted::new(body, backlog)))
 }
 
 fn report(visit: &Visit, end: hyper::Result<()>) {

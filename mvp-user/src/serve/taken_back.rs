@@ -41,6 +41,11 @@ impl TakenBack {
         self.flood.notified().await;
     }
 
+    /// There were too many of another kind.
+    pub(super) fn cut_off(&self) {
+        self.flood.notify_one();
+    }
+
     fn note(&self) {
         if self.since.get().elapsed() >= PERIOD {
             self.since.set(Instant::now());

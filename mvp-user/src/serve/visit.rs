@@ -4,6 +4,7 @@ use std::{
     cell::{Cell, OnceCell, RefCell},
     net::SocketAddr,
     rc::Rc,
+    sync::Arc,
     time::SystemTime,
 };
 
@@ -13,7 +14,8 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::{
     Joint, Thread,
-    conn::MAX_HEADERS,
+    backlog::Backlog,
+    header_limits::{MAX_SHARED_HEADERS, has_bad_name, is_too_large},
     recent::{cut, what},
     taken_back::TakenBack,
 };
@@ -21,7 +23,7 @@ use crate::{
     accept::TlsConnection,
     api::{Gvr, PEER_PROXIED, ServerId},
     body::Body,
-    forward::{From, Outbound},
+    forward::{Client, Outbound},
     identity::{self, Caller, Presented},
     reply::{self, Refusal},
     request_info::RequestInfo,
@@ -33,25 +35,33 @@ use crate::{
     upstream::{Lane, Pair, header_list_size},
 };
 
+/// Requests that may come after GOAWAY was sent: as many as were on their way, and as many that answers on their way called
+/// forth. Whoever never answers the PING could go on without end, and kube-apiserver ends a connection to mvp for each.
+const MOST_BEHIND_GOAWAY: u64 = 200;
+
 /// One client connection whose TLS ends here.
 pub(super) struct Visit {
     pub(super) thread: Rc<Thread>,
     pub(super) client: SocketAddr,
-    pub(super) from: From,
+    pub(super) from: Client,
     pub(super) decided: bool,
     pub(super) h2: bool,
     pub(super) presented: RefCell<Option<Presented>>,
     /// Upstream connections for tokens and for nobody.
     pub(super) pair: OnceCell<Rc<Pair>>,
-    /// Upstream connections for forwarded users whom the upstream treats as nobody, and for what may
-    /// end a connection.
+    /// Upstream connections for forwarded users whom the upstream treats as nobody, for what may end a
+    /// connection, for reads over HTTP/1.1, and for all while the shared ones have no room.
     pub(super) forwarding_pair: OnceCell<Rc<Pair>>,
     /// Asks for a graceful end of the connection.
     pub(super) farewell: Rc<Notify>,
     /// What the connection becomes after a 101.
     pub(super) tunnel: RefCell<Option<Joint>>,
     pub(super) answers: Cell<u64>,
+    /// Requests there had been when the client was first asked to go.
+    asked_to_go: Cell<Option<u64>>,
     pub(super) taken_back: TakenBack,
+    /// What the client has not taken.
+    pub(super) backlog: Arc<Backlog>,
 }
 
 /// One request, read and cleaned.
@@ -72,9 +82,10 @@ pub(super) struct Ask {
 impl Visit {
     /// A client that has just arrived at `thread`.
     pub(super) fn new(thread: Rc<Thread>, connection: &TlsConnection) -> Self {
+        let ends = (connection.local, connection.peer);
         Self {
             client: connection.peer,
-            from: From::new(connection.peer.ip()),
+            from: Client::new(connection.peer.ip()),
             decided: connection.decided,
             h2: connection.h2,
             presented: RefCell::new(connection.chain().and_then(Presented::new)),
@@ -83,14 +94,29 @@ impl Visit {
             farewell: Rc::default(),
             tunnel: RefCell::default(),
             answers: Cell::new(0),
+            asked_to_go: Cell::new(None),
             taken_back: TakenBack::new(),
+            backlog: thread.shared.backlogs.enter(ends),
             thread,
+        }
+    }
+
+    /// GOAWAY goes out. h2 takes further requests until the client answers the PING behind it.
+    pub(super) fn ask_to_go(&self) {
+        if self.asked_to_go.get().is_none() {
+            self.asked_to_go.set(Some(self.answers.get()));
         }
     }
 
     /// Reads a request twice (who asks, and for what) and cleans it; or the refusal it deserves.
     pub(super) fn ask(&self, mut request: Request<Incoming>) -> Result<Ask, Box<Response<Body>>> {
-        self.answers.set(self.answers.get() + 1);
+        let answers = self.answers.get() + 1;
+        self.answers.set(answers);
+        if let Some(before) = self.asked_to_go.get()
+            && answers - before > MOST_BEHIND_GOAWAY
+        {
+            self.taken_back.cut_off();
+        }
         let method = request.method().clone();
         let mut span = self.thread.shared.spans.open(request.headers());
         span.tell(|span| {
@@ -115,8 +141,12 @@ impl Visit {
             .then(|| hyper::upgrade::on(&mut request));
         let names = &self.thread.shared.config.request_headers;
         let (lane, presenting) = self.lane(&caller, request.headers(), size);
-        let outbound = Outbound::new(request, &self.from, &info, &caller, names)
+        let (head, body) = request.into_parts();
+        let mut outbound = Outbound::new(head, Some(body), &self.from, &info, &caller, names)
             .map_err(|what| refuse(Refusal::BadRequest(what)))?;
+        if !self.h2 {
+            outbound.prefer(&info, || Rc::clone(self.own(presenting)));
+        }
         span.tell(|span| {
             span.what = what(Some(&info));
             span.resource = info
@@ -191,22 +221,31 @@ impl Visit {
     /// Which upstream connections the request may use (design 4.3); `size` is that of its headers.
     fn lane(&self, caller: &Caller, headers: &HeaderMap, size: usize) -> (Lane, Presenting) {
         let names = &self.thread.shared.config.request_headers;
-        let (cell, presenting) = match caller {
+        let presenting = match caller {
             Caller::FrontProxy | Caller::User(_) => {
                 // Go's server ends the whole connection, too, where trailers cross its own end of the stream.
-                let alone = size > MAX_SHARED_HEADERS || headers.contains_key(header::TRAILER);
+                let alone = size > MAX_SHARED_HEADERS
+                    || headers.keys().any(|name| *name == header::TRAILER);
                 if !alone && !identity::ends_connections(caller, headers, names) {
                     return (Lane::Shared, Presenting::FrontProxy);
                 }
-                (&self.forwarding_pair, Presenting::FrontProxy)
+                Presenting::FrontProxy
             }
-            _ => (&self.pair, Presenting::Nothing),
+            _ => Presenting::Nothing,
         };
-        let pair = cell.get_or_init(|| {
+        (Lane::Pair(Rc::clone(self.own(presenting))), presenting)
+    }
+
+    /// The upstream connections that no other client connection uses.
+    pub(super) fn own(&self, presenting: Presenting) -> &Rc<Pair> {
+        let cell = match presenting {
+            Presenting::FrontProxy => &self.forwarding_pair,
+            Presenting::Nothing => &self.pair,
+        };
+        cell.get_or_init(|| {
             let farewell = Rc::clone(&self.farewell);
             Pair::new(presenting, move || farewell.notify_one())
-        });
-        (Lane::Pair(Rc::clone(pair)), presenting)
+        })
     }
 
     /// A refusal before anything was decided.
@@ -294,25 +333,4 @@ impl Visit {
             }
         }
     }
-}
-
-/// Whether a header has a name that the http crate takes over HTTP/2 and Go's server does not: a quotation mark is in no token
-/// (RFC 9110, 5.6.2). Where another frame follows, Go ends the connection for it, with everybody's requests.
-fn has_bad_name(headers: &HeaderMap) -> bool {
-    headers.keys().any(|name| name.as_str().contains('"'))
-}
-
-/// Different header names that a request may have. A `HeaderMap` panics where its table cannot grow any more: at the
-/// 24,577th name, or if their hashes collide, at the 6,554th; and what is forwarded gets some more.
-const MAX_HEADER_NAMES: usize = 4096;
-
-/// Headers of a request that may go over a connection with those of other clients: no usual request has more. What is
-/// forwarded has a path and an identity besides, and is longer on the wire where characters are rare. Go's server ends the
-/// whole connection at a frame more than twice as long as what is left of its 1 MiB (`readMetaFrame` of
-/// `golang.org/x/net/http2`), so that one client could cut off all others; so far below it none is.
-const MAX_SHARED_HEADERS: usize = 128 * 1024;
-
-/// Whether a request has more headers than kube-apiserver takes, or more names than can be forwarded.
-fn is_too_large(headers: &HeaderMap, size: usize) -> bool {
-    headers.keys_len() > MAX_HEADER_NAMES || size > MAX_HEADERS as usize
 }

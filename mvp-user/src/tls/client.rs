@@ -11,7 +11,7 @@ use rustls::{
 };
 use rustls_pki_types::ServerName;
 
-use super::{Presenting, Protocol, anchors::Anchors, files::Pair};
+use super::{Presenting, Protocol, anchors::Anchors, files::Pair, suites};
 use crate::api::ALPN_DIRECT;
 
 /// The client configurations of one generation.
@@ -30,7 +30,10 @@ impl Clients {
         front_proxy: Option<&Pair>,
         server_name: ServerName<'static>,
     ) -> Result<Self, Error> {
-        let provider = Arc::new(aws_lc_rs::default_provider());
+        let provider = Arc::new(CryptoProvider {
+            cipher_suites: suites::offered(),
+            ..aws_lc_rs::default_provider()
+        });
         let roots = Arc::new(RootCertStore {
             roots: peer_ca.trust().to_vec(),
         });

@@ -5,7 +5,7 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -13,7 +13,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol as IpProtocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{
     net::{TcpSocket, TcpStream},
-    time::timeout,
+    time::{Instant, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
@@ -32,11 +32,14 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 pub const USER_TIMEOUT: Duration = Duration::from_secs(10);
 /// When the kernel begins to probe an idle connection; Go's default is the same.
 const KEEPALIVE: Duration = Duration::from_secs(15);
+/// Want of what a connection to local takes is told again after it was well for so long.
+const TELL_AGAIN: Duration = Duration::from_mins(1);
 
 /// A verified TLS connection to an API server.
 pub type Stream = TlsStream<RecordStream>;
 
-/// Lets one exact connection pass steering, for a local at `::1`, which can be reached from no exempt source (design 2).
+/// Lets one exact connection pass steering, for a local at `::1` on a node that has no other IPv6 address, which it could be
+/// known by (design 2).
 ///
 /// Given by `steer`; the direct mode has none and needs none.
 pub trait Exempt: Send + Sync {
@@ -102,6 +105,8 @@ pub struct Dialer {
     tls: Arc<Tls>,
     exempt_source: Ipv4Addr,
     exempt: Option<Arc<dyn Exempt>>,
+    /// When this node last could not make a connection to local, see [`Self::lacked_within`].
+    lacked: Mutex<Option<Instant>>,
 }
 
 impl std::fmt::Debug for Dialer {
@@ -123,16 +128,45 @@ impl Dialer {
             tls,
             exempt_source,
             exempt,
+            lacked: Mutex::new(None),
         }
     }
 
     /// The certificates and keys in use.
-    pub const fn material(&self) -> &Arc<Tls> {
+    pub const fn certificates(&self) -> &Arc<Tls> {
         &self.tls
+    }
+
+    /// Whether within the last `period` this node had no port, descriptor or memory for a connection to local: clients
+    /// that go there directly may do better, for theirs come from other addresses.
+    pub fn lacked_within(&self, period: Duration) -> bool {
+        let lacked = *self.lacked.lock().unwrap_or_else(PoisonError::into_inner);
+        lacked.is_some_and(|then| then.elapsed() <= period)
     }
 
     /// A plain TCP connection; to local it comes from the exempt source.
     pub async fn raw(&self, server: &Server) -> Result<TcpStream, DialError> {
+        let connected = self.connect(server).await;
+        if server.id == ServerId::Local
+            && let Err(error @ DialError::Prepare { .. }) = &connected
+            && self.note_lack()
+        {
+            tracing::warn!(%error, "This node cannot make a connection to local");
+        }
+        connected
+    }
+
+    /// This node could not make a connection to local; whether that is news.
+    fn note_lack(&self) -> bool {
+        let before = self
+            .lacked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .replace(Instant::now());
+        before.is_none_or(|then| then.elapsed() >= TELL_AGAIN)
+    }
+
+    async fn connect(&self, server: &Server) -> Result<TcpStream, DialError> {
         let address = server.address;
         let socket = self
             .prepare(server)
@@ -198,6 +232,11 @@ impl Dialer {
                 let Some(exempt) = &self.exempt else {
                     return Ok(());
                 };
+                // The same the other way round: nobody else goes from another address of the node to this one.
+                if v6_addresses().any(|ip| bind_without_port(socket, ip.into()).is_ok()) {
+                    return Ok(());
+                }
+                setsockopt(socket, sockopt::IpBindAddressNoPort, &false)?;
                 // An address of this node reaches itself; the port must be known before connect() sends the SYN.
                 socket.bind(&SockAddr::from(SocketAddr::from((address, 0))))?;
                 let source = socket
@@ -208,6 +247,14 @@ impl Dialer {
             }
         }
     }
+}
+
+/// This node's IPv6 addresses, but for `::1` and those of one link.
+fn v6_addresses() -> impl Iterator<Item = Ipv6Addr> {
+    let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    interfaces
+        .filter_map(|interface| Some(interface.address?.as_sockaddr_in6()?.ip()))
+        .filter(|ip| !ip.is_loopback() && !ip.is_unicast_link_local())
 }
 
 fn bind_without_port(socket: &Socket, address: IpAddr) -> io::Result<()> {
@@ -224,4 +271,25 @@ pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
             .with_time(KEEPALIVE)
             .with_interval(KEEPALIVE),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::tls::fixtures::Pki;
+
+    #[tokio::test(start_paused = true)]
+    async fn want_is_told_when_it_begins_and_not_as_long_as_it_lasts() {
+        let dialer = Dialer::new(Ipv4Addr::LOCALHOST, Pki::new().load(), None);
+        for _ in 0..2 {
+            assert!(dialer.note_lack(), "it begins");
+            for _ in 0..100 {
+                advance(Duration::from_secs(1)).await;
+                assert!(!dialer.note_lack(), "it lasts");
+            }
+            advance(TELL_AGAIN).await;
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! HTTP/1.1 connections to an API server that speaks nothing newer, and those of upgrades.
+//! HTTP/1.1 connections to an API server that speaks nothing newer, and those of upgrades; what they have in common with
+//! those of `private`.
 
 use std::{
     pin::Pin,
@@ -35,17 +36,22 @@ pub(super) struct Http1 {
     pub(super) opened: Instant,
 }
 
+/// How every connection reads answers.
+pub(super) fn builder() -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder
+        .max_headers(MAX_HEADER_LINES)
+        .max_buf_size(MAX_HEADERS as usize);
+    builder
+}
+
 /// Speaks HTTP/1.1 on a fresh connection; `count` counts it while it lives.
 pub(super) async fn open(
     stream: Stream,
     count: &Arc<AtomicUsize>,
     upgrades: bool,
 ) -> hyper::Result<Http1> {
-    let (sender, connection) = http1::Builder::new()
-        .max_headers(MAX_HEADER_LINES)
-        .max_buf_size(MAX_HEADERS as usize)
-        .handshake(TokioIo::new(stream))
-        .await?;
+    let (sender, connection) = builder().handshake(TokioIo::new(stream)).await?;
     let open = Open::new(count);
     spawn_local(async move {
         let end = if upgrades {
@@ -84,7 +90,7 @@ impl Http1 {
 }
 
 /// HTTP/1.1 names the authority in Host, first of all headers.
-fn origin_form(mut request: Request<Body>) -> Request<Body> {
+pub(super) fn origin_form(mut request: Request<Body>) -> Request<Body> {
     *request.version_mut() = Version::HTTP_11;
     let mut uri = std::mem::take(request.uri_mut()).into_parts();
     uri.scheme = None;

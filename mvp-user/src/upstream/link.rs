@@ -18,7 +18,7 @@ use std::{
 
 use bytes::Bytes;
 use h2::{
-    Ping, Reason,
+    Reason,
     client::{Builder, Connection, ResponseFuture, SendRequest},
 };
 use http::{HeaderMap, Request, Response, StatusCode, Version, header};
@@ -30,17 +30,20 @@ use tokio::{
 
 use super::{
     Stream,
+    settling::Settling,
     upload::{ClientGone, Upload},
 };
 use crate::{
-    body::{Body, Gate, Open, Streamed},
+    body::{Body, GIVEN_BACK, Gate, Open, Streamed},
+    seldom::Seldom,
     wire::{Outlet, Wire, driven},
 };
 
-/// A connection without a read for this long is asked for a sign of life, and given as long to show one (design 7).
-const PING_INTERVAL: Duration = Duration::from_secs(5);
-/// An unused connection is closed; kube-apiserver closes it after 90 s, and a race with that costs a retry.
-const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
+mod keepalive;
+
+pub(super) use keepalive::Keeping;
+use keepalive::{Keepalive, PING_INTERVAL};
+
 /// How long the server's first SETTINGS may take; it sends them without being asked.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(3);
 /// Streams used of a connection, however many the server allows: the connection window is made for as many.
@@ -50,6 +53,7 @@ pub(super) const MAX_STREAMS: usize = 100;
 const MAX_REQUESTS: u32 = 1 << 29;
 /// What an upstream may send ahead on one stream; kube-apiserver's own (`secure_serving.go`).
 const STREAM_WINDOW: u32 = 256 * 1024;
+const _: () = assert!(2 * GIVEN_BACK <= STREAM_WINDOW as usize);
 /// What an upstream may send in one DATA frame: each is parsed, queued and waked for once, so that a long list in frames of
 /// the least size (16 KiB) takes a sixth more CPU. kube-apiserver allows its own clients 1 MiB.
 const FRAME: u32 = 64 * 1024;
@@ -74,22 +78,6 @@ const NO_SETTINGS_YET: usize = 0x00BA_5E11;
 /// How long a client that asked for 100-continue is kept waiting for the upstream's (design 7).
 pub(super) const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What is different for the connections of one lane.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Keeping {
-    /// Ping also while no stream is open.
-    pub(super) ping_idle: bool,
-    /// Retire after this time.
-    pub(super) max_age: Option<Duration>,
-}
-
-impl Keeping {
-    /// Whether a connection opened then takes no more requests, over HTTP/1.1 as over HTTP/2.
-    pub(super) fn is_over(&self, opened: Instant) -> bool {
-        self.max_age.is_some_and(|age| opened.elapsed() >= age)
-    }
-}
-
 /// One connection.
 pub(super) struct Link {
     /// None once retired: no further streams, and the connection ends with its last.
@@ -105,6 +93,9 @@ pub(super) struct Link {
     /// Requests without an answer, and when the first of them was sent.
     waiting: Cell<usize>,
     waiting_since: Cell<Instant>,
+    /// The request that ends to wait now has its answer.
+    answered: Cell<bool>,
+    settling: Settling,
 }
 
 /// Why a request got no answer.
@@ -163,6 +154,8 @@ impl Link {
             last_heard: Cell::new(Instant::now()),
             waiting: Cell::new(0),
             waiting_since: Cell::new(Instant::now()),
+            answered: Cell::new(false),
+            settling: Settling::new(),
         });
         spawn_local(drive(connection, outlet, Rc::clone(&link), keeping, ended));
         Ok(link)
@@ -178,6 +171,11 @@ impl Link {
         !self.doubtful.get()
             && self.open.load(Ordering::Relaxed) < self.limit.get()
             && !self.is_retired()
+    }
+
+    /// Whether it is full, if what was just taken back counts.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.open.load(Ordering::Relaxed) + self.settling.count() >= self.limit.get()
     }
 
     /// How long nothing was read from it.
@@ -226,7 +224,7 @@ impl Link {
         let whole = http_body::Body::is_end_stream(&body);
         // HTTP/2 clients have no gate: nothing is told to them by reading their body.
         let gate = parts.extensions.remove::<Gate>().filter(|_| !whole);
-        let announced = parts.headers.contains_key(header::TRAILER);
+        let announced = !whole && parts.headers.contains_key(header::TRAILER);
         parts.version = Version::HTTP_2;
         let sent = match self.sender.borrow_mut().as_mut() {
             Some(sender) => sender.send_request(Request::from_parts(parts, ()), whole),
@@ -262,7 +260,7 @@ impl Link {
             Poll::Pending
         });
         let (parts, recv) = answer.await?.into_parts();
-        drop(waiting);
+        waiting.answered();
         let upload = upload.map(finish_behind);
         let body = if recv.is_end_stream() {
             Body::Empty
@@ -289,7 +287,7 @@ impl Link {
     }
 }
 
-/// A request without an answer.
+/// A request without an answer; dropped as such, it was taken back.
 struct Waiting<'a>(&'a Link);
 
 impl<'a> Waiting<'a> {
@@ -300,11 +298,19 @@ impl<'a> Waiting<'a> {
         link.waiting.set(link.waiting.get() + 1);
         Self(link)
     }
+
+    /// Told through the link, because there is one of these in the future of every request.
+    fn answered(self) {
+        self.0.answered.set(true);
+    }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.waiting.set(self.0.waiting.get() - 1);
+        if !self.0.answered.take() {
+            self.0.settling.note();
+        }
     }
 }
 
@@ -369,12 +375,11 @@ async fn drive(
     ended: impl FnOnce(),
 ) {
     let mut ended = Some(ended);
-    let mut pings = connection.ping_pong();
-    let opened = Instant::now();
-    let mut last_used = opened;
+    let mut keepalive = Keepalive::new(keeping);
     let mut heard_lately = false;
-    let mut tick = interval_at(opened + PING_INTERVAL, PING_INTERVAL);
+    let mut tick = interval_at(keepalive.opened + PING_INTERVAL, PING_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut tick = Seldom::new(poll_fn(|cx| tick.poll_tick(cx)));
     let mut retired = pin!(link.retired.notified());
     let mut waits = false;
     poll_fn(|cx| {
@@ -397,37 +402,11 @@ async fn drive(
         if over {
             return Poll::Ready(());
         }
-        if let Some(pings) = &mut pings
-            && link.doubtful.get()
-            && pings.poll_pong(cx).is_ready()
-        {
-            link.doubtful.set(false);
-        }
-        while tick.poll_tick(cx).is_ready() {
-            let streams = link.open_streams();
-            let now = Instant::now();
-            if streams > 0 {
-                last_used = now;
-            }
+        keepalive.hear(&link, cx);
+        while Pin::new(&mut tick).poll(cx).is_ready() {
             let silent = !std::mem::take(&mut heard_lately);
-            if silent && link.doubtful.get() {
-                tracing::debug!(streams, "No answer to PING");
+            if !keepalive.tick(&link, &mut connection, silent, cx) {
                 return Poll::Ready(());
-            }
-            let idle = streams == 0 && now - last_used >= IDLE_TIMEOUT;
-            if idle || keeping.is_over(opened) {
-                link.retire();
-            }
-            if silent
-                && (streams > 0 || keeping.ping_idle)
-                && let Some(pings) = &mut pings
-                && pings.send_ping(Ping::opaque()).is_ok()
-            {
-                link.doubtful.set(true);
-                // Registers for the answer.
-                if pings.poll_pong(cx).is_ready() {
-                    link.doubtful.set(false);
-                }
             }
             if driven(Pin::new(&mut connection), &outlet, cx).is_ready() {
                 return Poll::Ready(());
@@ -462,6 +441,8 @@ mod tests {
             last_heard: Cell::new(now),
             waiting: Cell::new(0),
             waiting_since: Cell::new(now),
+            answered: Cell::new(false),
+            settling: Settling::new(),
         };
         tokio::time::advance(second).await;
         assert_eq!(link.owes(), Duration::ZERO, "nobody waits");
@@ -472,22 +453,10 @@ mod tests {
         assert_eq!(link.owes(), Duration::ZERO, "heard");
         tokio::time::advance(second).await;
         assert_eq!(link.owes(), second, "silent again");
-        drop(waiting);
+        waiting.answered();
         assert_eq!(link.owes(), Duration::ZERO, "answered");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn connections_to_peers_are_renewed_and_those_to_local_are_not() {
-        let opened = Instant::now();
-        let keeping = |max_age| Keeping {
-            ping_idle: true,
-            max_age,
-        };
-        let age = Duration::from_mins(10);
-        tokio::time::advance(age.saturating_sub(Duration::from_millis(1))).await;
-        assert!(!keeping(Some(age)).is_over(opened));
-        tokio::time::advance(Duration::from_millis(1)).await;
-        assert!(keeping(Some(age)).is_over(opened));
-        assert!(!keeping(None).is_over(opened));
+        assert!(!link.is_crowded());
+        drop(Waiting::begin(&link));
+        assert!(link.is_crowded(), "taken back");
     }
 }

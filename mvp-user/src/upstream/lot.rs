@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// mvp's own connections to peers are raw at the peer's mvp and hold up its replacement (design 2), so they are renewed.
-const MAX_AGE: Duration = Duration::from_mins(10);
+pub(super) const MAX_AGE: Duration = Duration::from_mins(10);
 /// An unused HTTP/1.1 connection is not used again after this; kube-apiserver closes it after 90 s.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 /// HTTP/2 connections of one lot: room for 25,600 streams.
@@ -164,7 +164,8 @@ impl Lot {
     }
 
     /// The first with room: later ones become idle and are closed. A shared one that owes a sign of life gets no more for
-    /// now: whether the server is there, a fresh connection shows within a second, and PING only later.
+    /// now: whether the server is there, a fresh connection shows within a second, and PING only later. Nor does one whose
+    /// clients have just taken much back: the server might end it, with the watches of all others.
     fn choose(&self) -> Option<Rc<Link>> {
         let links = self.links.borrow();
         let down = self.server.health() == Health::Down;
@@ -172,7 +173,8 @@ impl Lot {
             .iter()
             .find(|link| {
                 let dead = || down && link.silence() > SILENCE;
-                let doubtful = || self.keeping.ping_idle && link.owes() > SILENCE;
+                let shared = self.keeping.ping_idle;
+                let doubtful = || shared && (link.owes() > SILENCE || link.is_crowded());
                 link.has_room() && !dead() && !doubtful()
             })
             .map(Rc::clone)
@@ -299,7 +301,7 @@ impl Lot {
 }
 
 /// What became of a request on an HTTP/1.1 connection.
-enum Sent {
+pub(super) enum Sent {
     Done(Result<Response<Body>, SendError>),
     /// It comes back unsent.
     Again(Request<Body>),

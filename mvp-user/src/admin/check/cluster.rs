@@ -102,6 +102,7 @@ pub(super) async fn read(ground: &Ground) -> Cluster {
         config,
         Arc::clone(&ground.table),
         Arc::clone(&ground.dialer),
+        0,
     );
     match client.await {
         Ok(client) => cluster.ask(&client).await,

@@ -175,9 +175,7 @@ fn trust(material: &Material, config: &TlsConfig) -> Option<Finding> {
         .collect();
     let headers = RequestHeaders {
         username: vec![http::HeaderName::from_static("x-remote-user")],
-        uid: Vec::new(),
-        group: Vec::new(),
-        extra_prefix: Vec::new(),
+        ..RequestHeaders::default()
     };
     let mut sent = HeaderMap::new();
     sent.insert("x-remote-user", HeaderValue::from_static("mvp:probe"));

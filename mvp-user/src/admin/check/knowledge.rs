@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{State, fail, finding, ok, servers::title, warn};
 use crate::{
     admin::wire::{Finding, Grade},
+    config,
     identity::Reason,
     table::{Freshness, Membership},
 };
@@ -31,10 +32,24 @@ pub(super) fn process(state: &State) -> Finding {
 
 /// Everything else.
 pub(super) fn all(state: &State) -> Vec<Finding> {
-    let mut findings = learnt(state);
+    let mut findings: Vec<Finding> = manifest(state).into_iter().collect();
+    findings.extend(learnt(state));
     findings.push(steering(state));
     findings.extend(turned_away(state));
     findings
+}
+
+/// Whether kube-apiserver was told something else since mvp started.
+fn manifest(state: &State) -> Option<Finding> {
+    let changed = config::changed(&state.flags, &state.settings);
+    (!changed.is_empty()).then(|| {
+        let flags = changed.join(", --");
+        fail(
+            "flags of kube-apiserver",
+            format!("its manifest says something else than when mvp started: --{flags}"),
+            "start mvp again (delete its pod on this node, or systemctl restart mvp): it reads the manifest at its start",
+        )
+    })
 }
 
 fn learnt(state: &State) -> Vec<Finding> {
@@ -97,7 +112,9 @@ fn steering(state: &State) -> Finding {
     let (grade, hint) = match (now.state.as_str(), now.why.as_str()) {
         ("full", _) => (
             Grade::Warn,
-            Some("new connections go direct: raise --max-connections or the memory limit"),
+            Some(
+                "new connections go direct: raise --max-connections or the memory limit; if neither is near, look who has the ports of --exempt-source, or all descriptors",
+            ),
         ),
         ("off", "no_proof" | "forwarding_refused") => (
             Grade::Warn,

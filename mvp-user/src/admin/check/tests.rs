@@ -1,9 +1,11 @@
 //! What the looks say, without servers.
 
+use std::sync::atomic::Ordering;
+
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
 
 use super::*;
-use crate::tls::fixtures::Pki;
+use crate::{admin::fixtures::Stage, tls::fixtures::Pki};
 
 #[test]
 fn an_expired_ca_beside_a_valid_one_is_a_warning_and_alone_a_failure() {
@@ -53,4 +55,22 @@ fn a_wrong_name_is_not_taken_for_a_wrong_ca_where_one_ca_issues_users_and_front_
     let found = found.unwrap();
     assert_eq!(found.result, Grade::Fail);
     assert!(found.found.contains("is not among"), "{found:?}");
+}
+
+#[tokio::test]
+async fn a_full_mvp_names_every_bound_that_it_may_be_at() {
+    let stage = Stage::new();
+    stage.puppet.full.store(true, Ordering::Relaxed);
+    let findings = knowledge::all(&stage.state);
+    let found = findings.iter().find(|it| it.check == "steering").unwrap();
+    assert_eq!(found.result, Grade::Warn);
+    let hint = found.hint.as_deref().unwrap();
+    for bound in [
+        "--max-connections",
+        "memory",
+        "--exempt-source",
+        "descriptors",
+    ] {
+        assert!(hint.contains(bound), "{hint}");
+    }
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::{
     api::Gvr,
-    table::{Catalogue, Documents, Freshness, Served},
+    table::{Catalogue, Freshness, Served},
 };
 
 struct Scene {
@@ -29,12 +29,13 @@ impl Scene {
                 .into_iter()
                 .map(|name| (Gvr::new("apps", "v1", &name), Served::default()))
                 .collect(),
-            group_versions: hashbrown::HashSet::new(),
-            documents: Arc::new(Documents::default()),
-            version: "v1.36.0".into(),
-            freshness: Freshness::Fresh,
-            read_at: Instant::now(),
-            generation: 1,
+            ..Catalogue::new(
+                Arc::default(),
+                "v1.36.0".into(),
+                Freshness::Fresh,
+                Instant::now(),
+                1,
+            )
         };
         table.publish(peer.id, Arc::new(catalogue));
         Self {

@@ -13,9 +13,9 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-/// See the module.
+/// See the module. What is ready is polled anew at the next look, so that a stream of events may be waited for, too.
 #[derive(Debug)]
-pub(super) struct Seldom<F> {
+pub struct Seldom<F> {
     future: F,
     bell: Arc<Bell>,
     /// Rings the bell.
@@ -32,7 +32,7 @@ struct Bell {
 
 impl<F> Seldom<F> {
     /// Nobody has looked at it yet.
-    pub(super) fn new(future: F) -> Self {
+    pub fn new(future: F) -> Self {
         let bell = Arc::<Bell>::default();
         Self {
             future,
@@ -57,7 +57,11 @@ impl<F: Future + Unpin> Future for Seldom<F> {
         this.bell.task.register(task);
         this.hears = Some(task.clone());
         this.bell.rung.store(false, Ordering::Release);
-        Pin::new(&mut this.future).poll(&mut Context::from_waker(&this.rings))
+        let polled = Pin::new(&mut this.future).poll(&mut Context::from_waker(&this.rings));
+        if polled.is_ready() {
+            this.hears = None;
+        }
+        polled
     }
 }
 
@@ -74,9 +78,13 @@ impl Wake for Bell {
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, future::poll_fn, pin::pin, sync::atomic::AtomicUsize};
+    use std::{cell::Cell, future::poll_fn, pin::pin, sync::atomic::AtomicUsize, time::Duration};
 
-    use tokio::sync::Notify;
+    use futures_util::FutureExt as _;
+    use tokio::{
+        sync::Notify,
+        time::{Instant, interval},
+    };
 
     use super::*;
 
@@ -114,5 +122,17 @@ mod tests {
         let woken = tasks.each_ref().map(|it| it.0.load(Ordering::Relaxed));
         assert_eq!(woken, [0, 1]);
         assert!(poll(&tasks[1]).is_ready());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_tick_of_an_interval_is_heard() {
+        let mut tick = interval(Duration::from_secs(5));
+        let mut seldom = Seldom::new(poll_fn(|context| tick.poll_tick(context)));
+        let begin = Instant::now();
+        for seconds in [0, 5, 10, 15] {
+            (&mut seldom).await;
+            assert_eq!(begin.elapsed().as_secs(), seconds);
+            assert!((&mut seldom).now_or_never().is_none(), "{seconds}");
+        }
     }
 }
