@@ -1,7 +1,10 @@
 //! Another server, another try, or a clear refusal: and never a write twice.
 
+mod backends;
+mod stopping;
+
 use bench::pki::ClusterPki;
-use http::Request;
+use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use mvp_user::table::{Health, Membership, Proof};
@@ -13,6 +16,16 @@ use crate::{
 
 const UNKNOWN: &str = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"the server could not find the requested resource","reason":"NotFound","details":{},"code":404}"#;
 
+/// Headers that kube-apiserver's own proxy doubles, and one that comes twice.
+const SENT: [(&str, &[&str]); 6] = [
+    ("audit-id", &["1"]),
+    ("cache-control", &["no-cache, private"]),
+    ("content-type", &["text/plain"]),
+    ("warning", &["299 - \"a\"", "299 - \"b\""]),
+    ("x-kubernetes-pf-flowschema-uid", &["2"]),
+    ("x-kubernetes-pf-prioritylevel-uid", &["3"]),
+];
+
 /// A port that nobody listens on.
 async fn nobody() -> std::net::SocketAddr {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -20,7 +33,7 @@ async fn nobody() -> std::net::SocketAddr {
     socket.local_addr().unwrap()
 }
 
-fn json(status: u16, body: &'static str) -> http::Response<AnyBody> {
+fn json(status: u16, body: &'static str) -> Response<AnyBody> {
     let mut answer = text(status, body);
     answer
         .headers_mut()
@@ -76,6 +89,42 @@ async fn what_only_a_peer_serves_goes_there_with_one_marker_and_the_callers_iden
             );
         }
         assert!(local.seen().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn headers_of_a_peer_s_answer_come_as_they_were_sent_and_no_others() {
+    let pki = ClusterPki::new().unwrap();
+    for speaks in [Speaks::Both, Speaks::Http1] {
+        let local = Fake::named(&pki, speaks, "local").await;
+        let peer = Fake::start(&pki, speaks, |_| async {
+            let mut answer = text(200, "peer");
+            for (name, values) in SENT {
+                for value in values {
+                    answer.headers_mut().append(name, value.parse().unwrap());
+                }
+            }
+            Ok(answer)
+        })
+        .await;
+        let peers: &[(std::net::SocketAddr, &[&str])] = &[(peer.address(), &["batch/v1/jobs"])];
+        let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), peers).await;
+        for http2 in [true, false] {
+            let chosen = [("audit-id", "chosen")];
+            let answer = user(&pki, "jane", &[], http2)
+                .once_with(plane.address, "GET", "/apis/batch/v1/jobs", &chosen, "")
+                .await
+                .unwrap();
+            let mut headers = answer.headers.clone();
+            for (name, values) in SENT {
+                assert!(headers.get_all(name).iter().eq(values), "{headers:?}");
+                headers.remove(name);
+            }
+            // The fake's own.
+            headers.remove("content-length").unwrap();
+            headers.remove("date").unwrap();
+            assert!(headers.is_empty(), "{headers:?}");
+        }
     }
 }
 
@@ -199,91 +248,6 @@ async fn a_missing_object_is_local_s_own_404() {
         (404, MISSING.into())
     );
     assert!(peer.seen().is_empty());
-}
-
-#[tokio::test]
-async fn a_server_that_says_it_is_shutting_down_or_starting_has_not_worked_on_the_request() {
-    let pki = ClusterPki::new().unwrap();
-    let cases: [(u16, &'static str, Health); 3] = [
-        (
-            429,
-            "The apiserver is shutting down, please try again later.\n",
-            Health::Draining,
-        ),
-        (
-            503,
-            r#"{"kind":"Status","message":"apiserver is shutting down","code":503}"#,
-            Health::Draining,
-        ),
-        (
-            503,
-            r#"{"kind":"Status","message":"the request has been made before all known HTTP paths have been installed, please try again","code":503}"#,
-            Health::Starting,
-        ),
-    ];
-    let serves: &[&str] = &["v1/pods", "v1/services"];
-    for (status, body, health) in cases {
-        let local = Fake::start(&pki, Speaks::Both, move |_| async move {
-            let mut answer = text(status, body);
-            answer
-                .headers_mut()
-                .insert("retry-after", "5".parse().unwrap());
-            Ok(answer)
-        })
-        .await;
-        let peer = Fake::echo(&pki, Speaks::Both, 201).await;
-        let plane =
-            Plane::start(&pki, (local.address(), serves), &[(peer.address(), serves)]).await;
-        let client = user(&pki, "jane", &[], true);
-        let answer = client
-            .once_with(plane.address, "POST", "/api/v1/pods", &[], "pod")
-            .await
-            .unwrap();
-        assert_eq!((answer.status.as_u16(), answer.text()), (201, "pod".into()));
-        assert_eq!(plane.local.health(), health);
-        // Alone, it speaks for itself.
-        let alone = Plane::start(&pki, (local.address(), serves), &[]).await;
-        let answer = client
-            .once(alone.address, "GET", "/api/v1/pods")
-            .await
-            .unwrap();
-        assert_eq!(answer.status.as_u16(), status);
-        assert_eq!(answer.text(), body);
-        assert_eq!(answer.headers["retry-after"], "5");
-        // So it does where only local may answer, whoever else could.
-        let marked =
-            Plane::start(&pki, (local.address(), serves), &[(peer.address(), serves)]).await;
-        let proxy = crate::plane::with_certificate(&pki, &pki.front_proxy_client().unwrap(), true);
-        let marker = [
-            ("x-remote-user", "jane"),
-            ("x-kubernetes-peer-proxied", "true"),
-        ];
-        for (client, path, headers) in [
-            (&client, "/version", &[][..]),
-            (&proxy, "/api/v1/pods", &marker[..]),
-        ] {
-            let answer = client
-                .once_with(marked.address, "GET", path, headers, "")
-                .await
-                .unwrap();
-            assert_eq!(answer.status.as_u16(), status, "{path}");
-            assert_eq!(answer.text(), body);
-            assert_eq!(answer.headers["retry-after"], "5");
-        }
-        // A backend that says so is no kube-apiserver.
-        let other =
-            Plane::start(&pki, (local.address(), serves), &[(peer.address(), serves)]).await;
-        let answer = client
-            .once(
-                other.address,
-                "GET",
-                "/api/v1/namespaces/d/services/s/proxy/",
-            )
-            .await
-            .unwrap();
-        assert_eq!(answer.status.as_u16(), status);
-        assert_eq!(other.local.health(), Health::Up);
-    }
 }
 
 #[tokio::test]

@@ -58,7 +58,24 @@ pub(crate) struct Fake {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<Seen>>>,
     connections: Arc<AtomicUsize>,
+    open: Arc<AtomicUsize>,
     _task: JoinSet<()>,
+}
+
+/// One connection, as long as it is served.
+struct Open(Arc<AtomicUsize>);
+
+impl Open {
+    fn one_of(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// What the server offers by ALPN.
@@ -184,6 +201,8 @@ impl Fake {
         let acceptor = acceptor(pki, speaks);
         let connections = Arc::<AtomicUsize>::default();
         let count = Arc::clone(&connections);
+        let open = Arc::<AtomicUsize>::default();
+        let count_open = Arc::clone(&open);
         let serve = Arc::new(serve);
         let mut task = JoinSet::new();
         task.spawn(async move {
@@ -192,12 +211,14 @@ impl Fake {
                 let (tcp, _) = listener.accept().await.unwrap();
                 tcp.set_nodelay(true).unwrap();
                 let number = count.fetch_add(1, Ordering::SeqCst);
+                let open = Open::one_of(&count_open);
                 let acceptor = acceptor.clone();
                 let serve = Arc::clone(&serve);
                 tasks.spawn(async move {
                     if let Ok(io) = acceptor.accept(tcp).await {
                         serve(io, number).await;
                     }
+                    drop(open);
                 });
             }
         });
@@ -205,6 +226,7 @@ impl Fake {
             address,
             seen,
             connections,
+            open,
             _task: task,
         }
     }
@@ -240,5 +262,10 @@ impl Fake {
     /// Connections accepted so far.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
+    }
+
+    /// Connections that are served now.
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::SeqCst)
     }
 }

@@ -105,7 +105,7 @@ async fn two_versions_are_learnt_and_their_difference_is_a_reason_to_steer() {
 }
 
 #[tokio::test]
-async fn a_killed_local_is_down_at_the_next_pulse_and_up_two_seconds_after_it_is_back() {
+async fn a_killed_local_is_down_at_the_next_probe_and_up_two_seconds_after_it_is_back() {
     let pki = ClusterPki::new().unwrap();
     let (old, new) = old_and_new(&pki).await;
     let room = Room::new(&pki, &old, &[&new]).start();
@@ -188,7 +188,7 @@ async fn a_refusal_of_the_front_proxy_certificate_is_found_by_one_shared_probe()
         .unwrap();
     old.take_requests();
     let prober = room.prober();
-    let results = futures_util::future::join_all((0..20).map(|_| prober.probe_now(&local))).await;
+    let results = futures_util::future::join_all((0..20).map(|_| prober.prove_now(&local))).await;
     assert!(
         results.iter().all(|result| *result == Proof::Refused),
         "{results:?}"

@@ -28,6 +28,8 @@ mod memory;
 mod node;
 mod page;
 mod plane;
+mod private;
+mod process;
 mod road;
 mod spans;
 mod streaming;

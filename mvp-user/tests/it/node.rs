@@ -5,11 +5,15 @@ use std::{
     io::{BufRead as _, BufReader},
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
 };
 
 use bench::pki::ClusterPki;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -39,6 +43,17 @@ impl Node {
         peers: &[SocketAddr],
         more: &[&str],
     ) -> Self {
+        Self::logging(pki, local, peers, more, "info").await
+    }
+
+    /// The same, with a level or filter for its log.
+    pub(crate) async fn logging(
+        pki: &ClusterPki,
+        local: SocketAddr,
+        peers: &[SocketAddr],
+        more: &[&str],
+        filter: &str,
+    ) -> Self {
         let files = tempfile::tempdir().unwrap();
         let write = |name: &str, text: String| {
             let path = files.path().join(name);
@@ -54,7 +69,7 @@ impl Node {
         let mut command = Command::new(MVP);
         command.args(["run", "--kubeadm-manifest=", "--metrics-listen=127.0.0.1:0"]);
         command.args(["--log-format=json", "--discovery-interval=1s"]);
-        command.args(more);
+        command.args(more).env("MVP_LOG", filter);
         let authority = write("ca.crt", pki.ca.pem());
         for (name, value) in [
             ("listen", address.to_string()),
@@ -117,6 +132,16 @@ impl Node {
     /// A verb that asks it.
     pub(crate) fn ask(&self, words: &[&str]) -> std::process::Output {
         ask(&self.socket(), words)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.mvp.id().try_into().unwrap());
+        kill(pid, signal).unwrap();
+    }
+
+    /// How it ended; none: it runs.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.mvp.try_wait().unwrap()
     }
 
     pub(crate) fn kill(&mut self) {

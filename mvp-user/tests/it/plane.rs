@@ -15,9 +15,9 @@ use mvp_user::{
     discovery::Discovery,
     health::{self, Prober, Probing, link::Marker},
     peers::{self, Learner, Learning},
-    serve::{Metrics, SelfCheck, Shared, Thread},
+    serve::{Backlogs, Metrics, SelfCheck, Shared, Thread},
     spans::Spans,
-    table::{Catalogue, Documents, Freshness, Health, Proof, Served, Server, Table},
+    table::{Catalogue, Freshness, Health, Proof, Served, Server, Table},
     tls::Tls,
     upstream::Dialer,
 };
@@ -28,6 +28,7 @@ pub(crate) struct Plane {
     pub(crate) address: SocketAddr,
     pub(crate) table: Arc<Table>,
     pub(crate) local: Arc<Server>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) leave: watch::Sender<u64>,
     stop: watch::Sender<bool>,
     threads: Vec<JoinHandle<()>>,
@@ -66,11 +67,13 @@ pub(crate) fn catalogue(resources: &[&str]) -> Arc<Catalogue> {
                 )
             })
             .collect(),
-        documents: Arc::new(Documents::default()),
-        version: "v1.36.0".into(),
-        freshness: Freshness::Fresh,
-        read_at: Instant::now(),
-        generation: 1,
+        ..Catalogue::new(
+            Arc::default(),
+            "v1.36.0".into(),
+            Freshness::Fresh,
+            Instant::now(),
+            1,
+        )
     })
 }
 
@@ -124,6 +127,7 @@ pub(crate) fn config(local: SocketAddr, tls: TlsConfig) -> Config {
             uid: vec!["x-remote-uid".parse().unwrap()],
             group: vec!["x-remote-group".parse().unwrap()],
             extra_prefix: vec!["x-remote-extra-".into()],
+            ..RequestHeaders::default()
         },
         peers: Vec::new(),
         advertise_address: None,
@@ -263,6 +267,7 @@ impl Plane {
             prober: Prober::new(Arc::clone(&table)),
             learner: Learner::new(Arc::clone(&table)),
             metrics: Metrics::default(),
+            backlogs: Backlogs::default(),
             self_check: SelfCheck::new().unwrap(),
             spans: Spans::new(config.trace_endpoint),
             tls: Arc::clone(&tls),
@@ -305,9 +310,10 @@ impl Plane {
         );
         socket.set_nonblocking(true).unwrap();
         let address = socket.local_addr().unwrap();
+        let served = Arc::clone(&shared);
         threads.push(thread(stopped, move || async move {
             let listener = TcpListener::from_std(socket).unwrap();
-            let thread = Thread::new(shared, leaving);
+            let thread = Thread::new(served, leaving);
             tokio::task::spawn_local(std::rc::Rc::clone(&thread).tend());
             let handler = move |connection| std::rc::Rc::clone(&thread).serve(connection);
             let (_never, never) = watch::channel(false);
@@ -317,6 +323,7 @@ impl Plane {
             address,
             table,
             local,
+            shared,
             leave,
             stop,
             threads,

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -14,15 +14,15 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use mvp_user::table::Health;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy, sink, split},
     time::{sleep, timeout},
 };
 
 use crate::{
     client::{Wire, get},
     fake::{Fake, Speaks, full, text},
-    plane::{Plane, user},
-    streaming::fed,
+    plane::{Plane, anonymous, user},
+    streaming::{eventually, fed},
 };
 
 /// kube-apiserver's, to a list whose resourceVersion its cache has not reached.
@@ -182,6 +182,86 @@ async fn a_flood_of_resets_costs_the_upstream_little_and_others_nothing() {
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
     let reached = reached.load(Ordering::SeqCst);
     assert!(reached < 500, "{reached} requests reached the upstream");
+}
+
+#[tokio::test]
+async fn who_asks_on_after_goaway_is_cut_off() {
+    let pki = ClusterPki::new().unwrap();
+    let reached = Arc::<AtomicUsize>::default();
+    let count = Arc::clone(&reached);
+    let local = Fake::start(&pki, Speaks::Both, move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        async { Ok(text(200, "ok")) }
+    })
+    .await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let io = anonymous(&pki, true).tls(plane.address).await.unwrap();
+    let (mut from, mut to) = split(io);
+    let closed = Arc::<AtomicBool>::default();
+    let flag = Arc::clone(&closed);
+    // Neither the PING behind GOAWAY is answered nor anything else.
+    tokio::spawn(async move {
+        drop(copy(&mut from, &mut sink()).await);
+        flag.store(true, Ordering::SeqCst);
+    });
+    let is_over = || closed.load(Ordering::SeqCst);
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    let mut block = vec![0x82, 0x87, 0x04, 12];
+    block.extend_from_slice(b"/api/v1/pods");
+    block.extend_from_slice(&[0x01, 1, b'a']);
+    for number in 0..1000_u32 {
+        let length = u8::try_from(block.len()).unwrap();
+        bytes.extend_from_slice(&[0, 0, length, 1, 5]);
+        bytes.extend_from_slice(&(2 * number + 1).to_be_bytes());
+        bytes.extend_from_slice(&block);
+        if to.write_all(&bytes).await.is_err() {
+            break;
+        }
+        bytes.clear();
+        let before = usize::try_from(number).unwrap();
+        let served = || reached.load(Ordering::SeqCst) > before;
+        eventually("it is served or cut off", || served() || is_over()).await;
+    }
+    eventually("it is cut off", is_over).await;
+    let reached = reached.load(Ordering::SeqCst);
+    assert!((100..500).contains(&reached), "{reached}");
+}
+
+#[tokio::test]
+async fn a_few_bytes_are_never_a_mebibyte_for_the_upstream() {
+    let pki = ClusterPki::new().unwrap();
+    let local = Fake::named(&pki, Speaks::Both, "local").await;
+    let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
+    let client = user(&pki, "jane", &[], true);
+    let mut io = client.tls(plane.address).await.unwrap();
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    let mut block = vec![0x82, 0x87, 0x04, 12];
+    block.extend_from_slice(b"/api/v1/pods");
+    block.extend_from_slice(&[0x01, 1, b'a']);
+    // `x-pad` with 3000 bytes, which go into the decoder's table, and 250 references to that.
+    block.extend_from_slice(b"\x40\x05x-pad\x7f\xb9\x16");
+    block.resize(block.len() + 3000, b'a');
+    block.resize(block.len() + 250, 0xbe);
+    bytes.push(0);
+    bytes.extend_from_slice(&u16::try_from(block.len()).unwrap().to_be_bytes());
+    bytes.extend_from_slice(&[1, 5, 0, 0, 0, 1]);
+    bytes.extend_from_slice(&block);
+    io.write_all(&bytes).await.unwrap();
+    let answered = async {
+        let mut head = [0; 9];
+        loop {
+            io.read_exact(&mut head).await.unwrap();
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let mut frame = vec![0; usize::try_from(length).unwrap()];
+            io.read_exact(&mut frame).await.unwrap();
+            // HEADERS
+            if head[3] == 1 {
+                break;
+            }
+        }
+    };
+    timeout(Duration::from_secs(10), answered).await.unwrap();
+    assert!(local.seen().is_empty(), "it was forwarded");
 }
 
 #[tokio::test]

@@ -59,39 +59,33 @@ pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
 async fn headers_and_each_event_are_seen_at_once() {
     let pki = ClusterPki::new().unwrap();
     for speaks in SPEAKS {
-        let local = Fake::start(&pki, speaks, |_| async {
+        let (hand_over, mut feeds) = mpsc::unbounded_channel();
+        let local = Fake::start(&pki, speaks, move |_| {
             let (feed, body) = fed();
-            tokio::spawn(async move {
-                for event in ["one", "two"] {
-                    sleep(Duration::from_millis(400)).await;
-                    feed.send(Ok(event.into())).await.unwrap();
-                }
-                // The watch stays open.
-                sleep(Duration::from_mins(1)).await;
-            });
-            Ok(Response::new(body))
+            hand_over.send(feed).unwrap();
+            async move { Ok(Response::new(body)) }
         })
         .await;
         let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
         for http2 in [true, false] {
             let client = user(&pki, "jane", &[], http2);
             let mut wire = Wire::open(&client, plane.address).await;
-            let start = Instant::now();
-            let mut answer = wire
-                .send(get(&client, "/api/v1/pods?watch=1"))
-                .await
-                .unwrap();
-            assert!(
-                start.elapsed() < Duration::from_millis(300),
-                "headers after {:?}",
-                start.elapsed()
-            );
-            for (event, at) in [("one", 400), ("two", 800)] {
-                let frame = answer.body_mut().frame().await.unwrap().unwrap();
-                assert_eq!(frame.into_data().unwrap(), event);
-                let late = start.elapsed().saturating_sub(Duration::from_millis(at));
-                assert!(late < Duration::from_millis(150), "{event} {late:?} late");
+            // The headers, with nothing behind them; each event, before there is another.
+            let answer = wire.send(get(&client, "/api/v1/pods?watch=1"));
+            let answer = timeout(Duration::from_secs(5), answer).await.unwrap();
+            let mut body = answer.unwrap().into_body();
+            let feed = feeds.recv().await.unwrap();
+            let mut took = Vec::new();
+            for _ in 0..11 {
+                let start = Instant::now();
+                feed.send(Ok("event".into())).await.unwrap();
+                let frame = timeout(Duration::from_secs(5), body.frame()).await.unwrap();
+                assert_eq!(frame.unwrap().unwrap().into_data().unwrap(), "event");
+                took.push(start.elapsed());
             }
+            // A busy machine may hold up some, not most.
+            took.sort_unstable();
+            assert!(took[5] < Duration::from_millis(100), "{took:?}");
         }
     }
 }

@@ -1,10 +1,12 @@
 //! The data path and the side room together, in front of stand-in kube-apiservers of different versions.
 
+mod callers;
+
 use std::time::Duration;
 
 use bench::{
     client::Client,
-    pki::{ClusterPki, Leaf, Subject},
+    pki::ClusterPki,
     standin::{Handle, Release, Rule, Standin, Store, Timing, User},
 };
 use http_body_util::BodyExt as _;
@@ -45,42 +47,6 @@ async fn old_and_new(pki: &ClusterPki) -> (Handle, Handle) {
 
 fn admin(pki: &ClusterPki, http2: bool) -> Client {
     user(pki, "admin", &["system:masters"], http2)
-}
-
-async fn who_am_i(client: &Client, to: std::net::SocketAddr) -> serde_json::Value {
-    let review = r#"{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1"}"#;
-    let json = [("content-type", "application/json")];
-    let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-    let answer = client
-        .once_with(to, "POST", path, &json, review)
-        .await
-        .unwrap();
-    serde_json::json!({ "status": answer.status.as_u16(), "user": answer.json().unwrap()["status"]["userInfo"] })
-}
-
-#[tokio::test]
-async fn each_caller_is_the_same_user_through_mvp_as_directly() {
-    let pki = ClusterPki::new().unwrap();
-    let (old, new) = old_and_new(&pki).await;
-    let plane = Plane::live(&pki, old.address(), &[new.address()], |_| {}).await;
-    let subject = Subject::new()
-        .o("dev")
-        .o("ops, and more")
-        .cn("jürgen")
-        .uid("u-1");
-    let odd = pki.ca.issue(&Leaf::client(subject)).unwrap();
-    for http2 in [true, false] {
-        for client in [
-            admin(&pki, http2),
-            plane::with_certificate(&pki, &odd, http2),
-            token(&pki, "secret", http2),
-            token(&pki, "expired", http2),
-            anonymous(&pki, http2),
-        ] {
-            let direct = who_am_i(&client, old.address()).await;
-            assert_eq!(who_am_i(&client, plane.address).await, direct);
-        }
-    }
 }
 
 #[tokio::test]
@@ -347,97 +313,6 @@ async fn a_silent_local_is_passed_over_within_three_seconds() {
             table.members().local.health() == Health::Up
         })
         .await;
-}
-
-#[tokio::test]
-async fn mvp_s_own_rejection_is_never_the_client_s_401() {
-    let pki = ClusterPki::new().unwrap();
-    let (old, new) = old_and_new(&pki).await;
-    let plane = Plane::live(&pki, old.address(), &[new.address()], |_| {}).await;
-    let client = admin(&pki, true);
-    // Both servers trust another front-proxy CA from now on: mvp's certificate is worth nothing to them.
-    let other = ClusterPki::new().unwrap();
-    for server in [&old, &new] {
-        server
-            .set_authentication(|authentication| {
-                if let Some(proxy) = &mut authentication.request_header {
-                    proxy.ca = vec![other.front_proxy_ca.certificate.der.clone()];
-                }
-            })
-            .unwrap();
-    }
-    let mut statuses = Vec::new();
-    for _ in 0..20 {
-        let answer = client.once(plane.address, "GET", PODS).await.unwrap();
-        statuses.push(answer.status.as_u16());
-        if answer.status == 503 {
-            assert!(answer.headers.contains_key("retry-after"));
-        }
-        sleep(Duration::from_millis(50)).await;
-    }
-    assert!(statuses.iter().all(|status| *status == 503), "{statuses:?}");
-    assert_eq!(plane.local.proof(), Proof::Refused);
-    // A token's own 401 is its own.
-    let answer = token(&pki, "expired", true)
-        .once(plane.address, "GET", PODS)
-        .await
-        .unwrap();
-    assert_eq!(answer.status, 401);
-    // The other CA's certificate arrives: forwarding works again.
-    let proxy = other.front_proxy_client().unwrap();
-    plane.replace("front-proxy-client.key", &proxy.key_pem());
-    plane.replace("front-proxy-client.crt", &proxy.cert_pem());
-    plane
-        .until("forwarding is proven", |table| {
-            table.members().local.proof() == Proof::Proven
-        })
-        .await;
-    let mut wire = Wire::open(&client, plane.address).await;
-    assert_eq!(wire.send(get(&client, PODS)).await.unwrap().status(), 200);
-}
-
-#[tokio::test]
-async fn a_certificate_that_ends_ends_on_the_open_connection_too() {
-    let pki = ClusterPki::new().unwrap();
-    let (old, new) = old_and_new(&pki).await;
-    let plane = Plane::live(&pki, old.address(), &[new.address()], |_| {}).await;
-    let subject = Subject::new().o("system:masters").cn("short");
-    for http2 in [true, false] {
-        let short = pki
-            .ca
-            .issue(&Leaf::client(subject.clone()).expires_in(3))
-            .unwrap();
-        let client = plane::with_certificate(&pki, &short, http2);
-        let mut wire = Wire::open(&client, plane.address).await;
-        let answer = wire.send(get(&client, PODS)).await.unwrap();
-        assert_eq!(answer.status(), 200);
-        answer.into_body().collect().await.unwrap();
-        sleep(Duration::from_millis(4200)).await;
-        let answer = wire.send(get(&client, PODS)).await.unwrap();
-        assert_eq!(answer.status(), 401);
-    }
-    // A CA that is removed: the next request of an open connection.
-    let client = admin(&pki, false);
-    let mut wire = Wire::open(&client, plane.address).await;
-    let answer = wire.send(get(&client, PODS)).await.unwrap();
-    assert_eq!(answer.status(), 200);
-    answer.into_body().collect().await.unwrap();
-    let other = ClusterPki::new().unwrap();
-    plane.replace("client-ca.crt", &other.ca.pem());
-    let start = Instant::now();
-    loop {
-        let answer = wire.send(get(&client, PODS)).await.unwrap();
-        let status = answer.status();
-        answer.into_body().collect().await.unwrap();
-        if status == 401 {
-            break;
-        }
-        assert!(
-            start.elapsed() < Duration::from_secs(30),
-            "the removed CA still counts"
-        );
-        sleep(Duration::from_millis(100)).await;
-    }
 }
 
 #[tokio::test]

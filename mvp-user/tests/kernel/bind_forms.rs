@@ -1,12 +1,12 @@
 //! The listening sockets of the node, read by `sock_diag`, and the keys that follow from them:
 //! each bind form of kube-apiserver with each client family, and other programs on the port.
 
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
 use mvp_ebpf::Outcome;
 use mvp_user::steer::{
     Verdict,
-    listeners::{Watcher, Whose},
+    listeners::{Listener, Watcher, Whose},
 };
 
 use crate::support::{
@@ -156,6 +156,34 @@ fn keys_outlive_the_api_servers_listener_until_another_program_takes_its_place()
             mvp.expect(Outcome::NoKey, 1, || reach("127.0.0.1:6443")),
             None
         );
+    });
+}
+
+#[test]
+fn an_api_server_that_ends_while_it_is_asked_leaves_the_keys_of_the_one_before() {
+    in_namespace(|| {
+        let api = Server::start(Bind::Plain("0.0.0.0:6443"), API);
+        let mvp = Mvp::start(&patient());
+        let mut watcher = Watcher::new(PORT).unwrap();
+        refresh(&mut watcher, &mvp);
+        api.stop();
+        // It listens long before it serves; without etcd it never does, and ends. Who asks it is reset, as by another program.
+        let next = Cell::new(Some(Server::start(Bind::Plain("0.0.0.0:6443"), b'H')));
+        let ends = async |_: &Listener| {
+            if let Some(next) = next.take() {
+                next.stop();
+            }
+            Whose::Other
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime
+            .block_on(watcher.refresh(&mvp.steering, ends))
+            .unwrap();
+        assert_eq!(watcher.listeners(), []);
+        let who = mvp.expect(Outcome::Steered, 1, || reach("127.0.0.1:6443"));
+        assert_eq!(who, Some(MVP), "failover needs the key");
     });
 }
 

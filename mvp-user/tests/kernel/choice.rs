@@ -157,8 +157,8 @@ fn an_announced_tuple_is_exempt_and_its_neighbours_are_not() {
             Some(MVP)
         );
         // The same port from another address is someone else.
-        let other = format!("[fd09::1]:{}", source.port());
-        let who = mvp.expect(Outcome::Steered, 1, || reach_from(&other, "[::1]:6443"));
+        let other = format!("[fd09::2]:{}", source.port());
+        let who = mvp.expect(Outcome::Steered, 1, || reach_from(&other, "[fd09::1]:6443"));
         assert_eq!(who, Some(MVP));
         mvp.steering.forget_tuple(source).unwrap();
         mvp.steering.forget_tuple(source).unwrap();
@@ -232,7 +232,7 @@ fn exempt_networks_are_never_steered_and_change_at_run_time() {
         mvp.key("[::]:6443", Verdict::Steer);
         let from = |source: &str| {
             let target = if source.starts_with('[') {
-                "[::1]:6443"
+                "[fd09::1]:6443"
             } else {
                 "127.0.0.1:6443"
             };

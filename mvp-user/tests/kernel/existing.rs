@@ -130,33 +130,71 @@ fn drain_while(
         .unwrap()
 }
 
-#[test]
-fn idle_connections_of_other_hosts_are_closed_and_all_others_kept() {
-    in_namespace(|| {
-        let _api = Process::start("existing::child_that_serves");
+/// kube-apiserver, mvp, and another host whose connections are older than mvp's steering and idle long enough to be closed.
+struct Older<T> {
+    local: Vec<Listener>,
+    done: mpsc::Sender<()>,
+    host: thread::JoinHandle<T>,
+    _mvp: Mvp,
+    _api: Process,
+}
+
+impl<T: Send + 'static> Older<T> {
+    /// The host makes its connections with `open`, and tells with `look` what became of them.
+    fn connections<C>(
+        open: impl FnOnce() -> C + Send + 'static,
+        look: impl FnOnce(C) -> T + Send + 'static,
+    ) -> Self {
+        let api = Process::start("existing::child_that_serves");
         let mvp = Mvp::start(&patient());
         let mut watcher = Watcher::new(PORT).unwrap();
         let (send, ready) = mpsc::channel();
         let (done, wait) = mpsc::channel::<()>();
         let host = on_another_host(move || {
-            let mut idle = connect(SERVER);
-            let mut waiting = connect(SERVER);
-            waiting.write_all(b"?").unwrap(); // An answer is under way.
+            let connections = open();
             send.send(()).unwrap();
             wait.recv().unwrap();
-            (is_closed(&mut idle), is_closed(&mut waiting))
+            look(connections)
         });
         ready.recv_timeout(Duration::from_secs(10)).unwrap();
+        thread::sleep(IDLE * 2);
+        refresh(&mut watcher, &mvp);
+        Self {
+            local: local(&watcher),
+            done,
+            host,
+            _mvp: mvp,
+            _api: api,
+        }
+    }
+
+    /// What became of them.
+    fn seen(self) -> T {
+        self.done.send(()).unwrap();
+        self.host.join().unwrap()
+    }
+}
+
+#[test]
+fn idle_connections_of_other_hosts_are_closed_and_all_others_kept() {
+    in_namespace(|| {
+        let older = Older::connections(
+            || {
+                let idle = connect(SERVER);
+                let mut waiting = connect(SERVER);
+                waiting.write_all(b"?").unwrap(); // An answer is under way.
+                (idle, waiting)
+            },
+            |(mut idle, mut waiting)| (is_closed(&mut idle), is_closed(&mut waiting)),
+        );
         let upstream = bound("127.77.86.80:0");
         upstream
             .connect(&"127.0.0.1:6443".parse::<SocketAddr>().unwrap().into())
             .unwrap();
-        thread::sleep(IDLE * 2);
-        refresh(&mut watcher, &mvp);
-        let local = local(&watcher);
-        assert_eq!(local.len(), 1);
+        thread::sleep(IDLE * 2); // As idle as the others.
+        assert_eq!(older.local.len(), 1);
         let mut drainer = Drainer::new(PORT, [127, 77, 86, 80].into()).unwrap();
-        let report = drain(&mut drainer, &local, false);
+        let report = drain(&mut drainer, &older.local, false);
         let wanted = Report {
             closed: 1,
             forced: 0,
@@ -165,14 +203,12 @@ fn idle_connections_of_other_hosts_are_closed_and_all_others_kept() {
         };
         assert_eq!(report, wanted);
         // The deadline has passed: the busy one goes too, and still nothing of this node.
-        let report = drain(&mut drainer, &local, true);
+        let report = drain(&mut drainer, &older.local, true);
         assert_eq!(
             (report.closed, report.forced, report.left, report.spared),
             (1, 1, 0, 1)
         );
-        done.send(()).unwrap();
-        assert_eq!(host.join().unwrap(), (true, true));
-        let classes = drainer.survey(&local, IDLE).unwrap();
+        let classes = drainer.survey(&older.local, IDLE).unwrap();
         let count = |wanted| classes.iter().filter(|(_, class)| *class == wanted).count();
         assert_eq!(
             count(Class::Own),
@@ -180,27 +216,14 @@ fn idle_connections_of_other_hosts_are_closed_and_all_others_kept() {
             "kube-apiserver's own connection lives"
         );
         assert!(count(Class::Mvp) >= 1, "and so does mvp's");
+        assert_eq!(older.seen(), (true, true));
     });
 }
 
 #[test]
 fn connections_of_clients_that_are_not_steered_are_kept() {
     in_namespace(|| {
-        let _api = Process::start("existing::child_that_serves");
-        let mvp = Mvp::start(&patient());
-        let mut watcher = Watcher::new(PORT).unwrap();
-        let (send, ready) = mpsc::channel();
-        let (done, wait) = mpsc::channel::<()>();
-        let host = on_another_host(move || {
-            let mut idle = connect(SERVER);
-            send.send(()).unwrap();
-            wait.recv().unwrap();
-            is_closed(&mut idle)
-        });
-        ready.recv_timeout(Duration::from_secs(10)).unwrap();
-        thread::sleep(IDLE * 2);
-        refresh(&mut watcher, &mvp);
-        let local = local(&watcher);
+        let older = Older::connections(|| connect(SERVER), |mut idle| is_closed(&mut idle));
         let network = |last: u8, length: u8| Cidr {
             address: [10, 8, 0, last].into(),
             length,
@@ -223,47 +246,34 @@ fn connections_of_clients_that_are_not_steered_are_kept() {
             let steering = Arc::new(Steering::attach(&options).unwrap());
             let drainer = Drainer::new(PORT, [127, 77, 86, 80].into()).unwrap();
             let mut drainer = drainer.for_clients_of(Arc::clone(&steering));
-            let report = drain(&mut drainer, &local, true);
+            let report = drain(&mut drainer, &older.local, true);
             assert_eq!((report.closed, report.left), (0, 0), "{options:?}");
             // Chosen again, as `mvp steer percent` does.
             steering.set_exempt(&[]).unwrap();
             steering.set_canary(&[network(2, 32)]).unwrap();
             steering.set_percent(100).unwrap();
-            let classes = drainer.survey(&local, IDLE).unwrap();
+            let classes = drainer.survey(&older.local, IDLE).unwrap();
             let count = classes.iter().filter(|(_, it)| *it == Class::Candidate);
             assert_eq!(count.count(), 1, "{options:?}");
         }
-        done.send(()).unwrap();
-        assert!(!host.join().unwrap(), "it lives");
+        assert!(!older.seen(), "it lives");
     });
 }
 
 #[test]
 fn a_drain_stops_when_steering_goes_off() {
     in_namespace(|| {
-        let _api = Process::start("existing::child_that_serves");
-        let mvp = Mvp::start(&patient());
-        let mut watcher = Watcher::new(PORT).unwrap();
-        let (send, ready) = mpsc::channel();
-        let (done, wait) = mpsc::channel::<()>();
-        let host = on_another_host(move || {
-            let mut all: Vec<_> = (0..4).map(|_| connect(SERVER)).collect();
-            send.send(()).unwrap();
-            wait.recv().unwrap();
-            all.iter_mut()
-                .filter_map(|stream| is_closed(stream).then_some(()))
-                .count()
-        });
-        ready.recv_timeout(Duration::from_secs(10)).unwrap();
-        thread::sleep(IDLE * 2);
-        refresh(&mut watcher, &mvp);
+        let older = Older::connections(
+            || [(); 4].map(|()| connect(SERVER)),
+            |mut all| all.each_mut().map(is_closed),
+        );
         let mut drainer = Drainer::new(PORT, [127, 77, 86, 80].into()).unwrap();
         let asked = AtomicU32::new(0);
         let two = || asked.fetch_add(1, Ordering::Relaxed) < 2;
-        let report = drain_while(&mut drainer, &local(&watcher), false, two);
+        let report = drain_while(&mut drainer, &older.local, false, two);
         assert_eq!((report.closed, report.left), (2, 2));
-        done.send(()).unwrap();
-        assert_eq!(host.join().unwrap(), 2);
+        let closed = older.seen().into_iter().filter(|closed| *closed);
+        assert_eq!(closed.count(), 2);
     });
 }
 

@@ -20,7 +20,8 @@ use nix::sys::signal::Signal;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::support::{
-    API, Bind, MVP, Mvp, Process, Server, eventually, in_namespace, patient, reach, shut,
+    API, Bind, CLOSED_WITHIN, MVP, Mvp, Process, Server, eventually, in_namespace, patient, reach,
+    shut,
 };
 
 const TARGET: &str = "127.0.0.1:6443";
@@ -125,11 +126,13 @@ fn a_closed_listener_ends_steering_of_its_family_at_once() {
     in_namespace(|| {
         let _api = Server::start(Bind::Plain("[::]:6443"), API);
         let mvp = Mvp::steering_all();
-        let closing = Listeners::bind().unwrap();
-        mvp.steering
-            .set_listener(Family::V4, closing.v4.as_ref().unwrap())
-            .unwrap();
+        let closing = Listeners::bind().unwrap().v4.unwrap();
+        let address = closing.local_addr().unwrap();
+        mvp.steering.set_listener(Family::V4, &closing).unwrap();
         drop(closing);
+        eventually(CLOSED_WITHIN, || {
+            std::net::TcpStream::connect(address).is_err()
+        });
         assert_eq!(
             mvp.expect(Outcome::NoSocket, 1, || reach(TARGET)),
             Some(API)
@@ -168,11 +171,8 @@ fn dropping_the_guard_detaches_the_program() {
         let mvp = Mvp::steering_all();
         assert_eq!(reach(TARGET), Some(MVP));
         drop(mvp.steering);
-        assert_eq!(
-            reach(TARGET),
-            Some(API),
-            "although the heartbeat still holds its map"
-        );
+        // Although the heartbeat still holds its map.
+        eventually(CLOSED_WITHIN, || reach(TARGET) == Some(API));
     });
 }
 
@@ -384,8 +384,7 @@ fn everything_goes_on_after_capabilities_were_dropped() {
         assert_eq!(mvp.expect(Outcome::Steered, 1, || reach(TARGET)), Some(MVP));
         drop(second);
         mvp.steering.detach().unwrap();
-        // Other tests start programs: between fork and exec those have the link, too.
-        eventually(Duration::from_secs(2), || reach(TARGET) == Some(API));
+        eventually(CLOSED_WITHIN, || reach(TARGET) == Some(API));
         assert!(Steering::attach(&patient()).is_err(), "no way back");
     });
 }

@@ -2,9 +2,12 @@
 //! process to the next.
 
 use mvp_ebpf::Outcome;
-use mvp_user::steer::{Switch, Verdict};
+use mvp_user::steer::{SteerOptions, Switch, Verdict};
 
-use crate::support::{API, Bind, MVP, Mvp, Server, in_namespace, patient, reach, reach_from};
+use crate::support::{
+    API, Bind, CLOSED_WITHIN, MVP, Mvp, Server, eventually, in_namespace, patient, reach,
+    reach_from,
+};
 
 const OTHER: u8 = b'C';
 
@@ -60,6 +63,7 @@ fn each_of_two_lets_the_other_s_connections_pass() {
             ("127.77.86.80:0", "127.0.0.1:6443"),
             ("127.77.86.80:0", "10.9.0.1:6443"),
             ("[::1]:0", "[fd09::1]:6443"),
+            ("[fd09::1]:0", "[::1]:6443"),
         ] {
             let who = mvp.expect(Outcome::ExemptSource, 1, || {
                 other.expect(Outcome::ExemptSource, 1, || reach_from(source, target))
@@ -70,6 +74,31 @@ fn each_of_two_lets_the_other_s_connections_pass() {
         for target in ["[fd09::1]:6443", "[::1]:6443"] {
             let who = mvp.expect(Outcome::Steered, 1, || reach(target));
             assert_eq!(who, Some(MVP), "{target}");
+        }
+    });
+}
+
+#[test]
+fn two_with_different_exempt_sources_make_no_circle() {
+    in_namespace(|| {
+        let _api = Server::start(Bind::Plain("[::]:6443"), API);
+        let old = Mvp::steering_all();
+        let options = SteerOptions {
+            exempt_source: [127, 0, 0, 77].into(),
+            ..patient()
+        };
+        let new = Mvp::start_answering(&options, OTHER);
+        new.key("0.0.0.0:6443", Verdict::Steer);
+        // The old one takes the new one's, which come by the usual source from there; and those neither takes.
+        let from = |source| reach_from(source, "127.0.0.1:6443");
+        assert_eq!(from("127.0.0.77:0"), Some(MVP));
+        for _ in 0..2 {
+            let who = new.expect(Outcome::ExemptCidr, 1, || {
+                old.expect(Outcome::ExemptSource, 1, || from("127.77.86.80:0"))
+            });
+            assert_eq!(who, Some(API));
+            // Whatever else is exempt.
+            new.steering.set_exempt(&[]).unwrap();
         }
     });
 }
@@ -87,13 +116,14 @@ fn the_next_process_takes_over_when_the_one_before_detaches() {
         );
         old.steering.detach().unwrap();
         old.steering.detach().unwrap();
+        eventually(CLOSED_WITHIN, || {
+            let who = reach("127.0.0.1:6443");
+            assert_ne!(who, Some(API), "there is no moment between");
+            who == Some(OTHER)
+        });
         let who = new.expect(Outcome::Steered, 1, || reach("127.0.0.1:6443"));
-        assert_eq!(
-            who,
-            Some(OTHER),
-            "and then the new one, with no moment between"
-        );
+        assert_eq!(who, Some(OTHER));
         drop(new);
-        assert_eq!(reach("127.0.0.1:6443"), Some(API));
+        eventually(CLOSED_WITHIN, || reach("127.0.0.1:6443") == Some(API));
     });
 }

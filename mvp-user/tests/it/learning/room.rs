@@ -123,6 +123,10 @@ impl Room {
 }
 
 impl Working {
+    pub(super) fn files(&self) -> Files {
+        Arc::clone(&self.files)
+    }
+
     /// Replaces a file of the node as the kubelet does.
     pub(super) fn replace(&self, name: &str, text: &str) {
         let new = self.files.path().join(format!("{name}.new"));
@@ -210,6 +214,7 @@ fn config(local: SocketAddr, peers: Vec<SocketAddr>, files: &Files) -> Config {
             uid: vec![name("x-remote-uid")],
             group: vec![name("x-remote-group")],
             extra_prefix: vec!["x-remote-extra-".into()],
+            ..RequestHeaders::default()
         },
         peers,
         advertise_address: None,

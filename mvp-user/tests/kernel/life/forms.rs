@@ -94,10 +94,19 @@ fn a_server_in_ipv6_only_is_steered_and_its_clients_are_known_by_their_addresses
 
 #[test]
 fn two_mvps_before_a_server_in_ipv6_only_do_not_send_each_other_in_circles() {
+    no_circle("[fd08::1]:6443");
+}
+
+#[test]
+fn two_mvps_before_a_server_at_the_ipv6_loopback_do_not_either() {
+    no_circle("[::1]:6443");
+}
+
+fn no_circle(at: &str) {
     in_world(|world| {
         let builder = world
             .builder(&world.node, Release::V1_34)
-            .bind(world.node.server_v6())
+            .bind(at.parse().unwrap())
             .advertise(world.node.server_v6());
         let _old = world.node.run(async { builder.start().await.unwrap() });
         let builder = world
@@ -105,9 +114,10 @@ fn two_mvps_before_a_server_in_ipv6_only_do_not_send_each_other_in_circles() {
             .bind(world.peer.server_v6())
             .advertise(world.peer.server_v6());
         let _new = world.peer.run(async { builder.start().await.unwrap() });
+        let local = format!("--local=https://{at}");
         let flags = [
             "--steer=always",
-            "--local=https://[fd08::1]:6443",
+            local.as_str(),
             "--advertise-address=fd08::1",
         ];
         // As during a replacement: the next one steers before the one before is told to end.
@@ -124,7 +134,7 @@ fn two_mvps_before_a_server_in_ipv6_only_do_not_send_each_other_in_circles() {
                 "{status}"
             );
         }
-        assert_eq!(ask(world, &world.outside, "[fd08::1]:6443"), Some(200));
+        assert_eq!(ask(world, &world.node, at), Some(200));
     });
 }
 

@@ -13,7 +13,7 @@ use std::{
 
 use bench::{
     client::{Client, Connection},
-    standin::{Action, Fault, On, Release},
+    standin::{Action, Fault, Handle, On, Release},
 };
 use http_body_util::BodyExt as _;
 use tokio::{
@@ -23,13 +23,15 @@ use tokio::{
 
 use super::{
     load::ask,
-    world::{NEW, PODS, World, in_world, killed},
+    world::{Daemon, NEW, PODS, World, in_world, killed},
 };
 
 const IDLE_CLIENTS: u64 = 6;
 const WATCHES: u64 = 4;
 const EXECS: u64 = 2;
 const WRITERS: u64 = 2;
+/// Connections that wait: of so many a drain closes one a second.
+const HELD: u64 = 20;
 /// A write through a webhook.
 const SLOW: &str = "/api/v1/namespaces/default/configmaps";
 
@@ -183,6 +185,81 @@ fn pod(world: &World, name: &str) {
     assert_eq!(status, 201);
 }
 
+/// What mvp says of how many it has closed.
+fn sent_home(world: &World) -> u64 {
+    let metrics = world.metrics(&world.node);
+    let name = "mvp_older_connections_closed_total ";
+    let closed = metrics.lines().find_map(|line| line.strip_prefix(name));
+    closed.unwrap().parse().unwrap()
+}
+
+/// Servers that differ, connections to the node's own that have answered once, and an mvp that steers and is younger.
+fn older(world: &World, flags: &[&str]) -> ([Handle; 2], Vec<Connection>, Daemon) {
+    let servers = [
+        world.serve(&world.node, Release::V1_34),
+        world.serve(&world.peer, Release::V1_36),
+    ];
+    let (client, to) = (world.admin.clone(), world.node.server());
+    let held = world.outside.run(async move {
+        let mut held = Vec::new();
+        for _ in 0..HELD {
+            let mut open = None;
+            assert_eq!(ask(&client, &mut open, to, PODS).await, Ok(200));
+            held.extend(open);
+        }
+        held
+    });
+    let mvp = world.mvp(&world.node, &[&["--steer=always"][..], flags].concat());
+    mvp.settled(2, "on");
+    mvp.until("older connections are counted", |status| {
+        status["steering"]["older_connections"].as_u64() == Some(HELD)
+    });
+    (servers, held, mvp)
+}
+
+fn closed(held: &[Connection]) -> usize {
+    let is_closed = |connection: &&Connection| match connection {
+        Connection::Http1(send) => send.is_closed(),
+        Connection::Http2(send) => send.is_closed(),
+    };
+    held.iter().filter(is_closed).count()
+}
+
+#[test]
+fn leave_closes_no_older_connection_however_idle_and_whatever_the_deadline() {
+    in_world(|world| {
+        let flags = [
+            "--existing=leave",
+            "--drain-idle=1s",
+            "--existing-deadline=1s",
+        ];
+        let (_servers, held, mvp) = older(world, &flags);
+        // After ten seconds the difference is proven; a drain would have closed four by then.
+        thread::sleep(Duration::from_secs(16));
+        assert_eq!((closed(&held), sent_home(world)), (0, 0), "{}", mvp.log());
+        let counted = mvp.status()["steering"]["older_connections"].as_u64();
+        assert_eq!(counted, Some(HELD));
+        let to = world.node.server();
+        assert_eq!(world.get(to, NEW), Ok(200), "new ones are steered");
+    });
+}
+
+#[test]
+fn the_deadline_closes_busy_older_connections_and_nothing_does_before() {
+    in_world(|world| {
+        let start = Instant::now();
+        // None is ever idle for so long. Proven after ten seconds, they would be closed if they were.
+        let flags = ["--drain-idle=1h", "--existing-deadline=20s"];
+        let (_servers, held, mvp) = older(world, &flags);
+        while closed(&held) < 3 {
+            assert!(start.elapsed() < Duration::from_secs(90), "{}", mvp.log());
+            thread::sleep(Duration::from_millis(100));
+        }
+        let after = start.elapsed();
+        assert!(after > Duration::from_secs(20), "after {after:?}");
+    });
+}
+
 #[test]
 fn draining_older_connections_costs_idle_clients_and_watches_nothing() {
     in_world(|world| {
@@ -281,17 +358,9 @@ fn draining_older_connections_costs_idle_clients_and_watches_nothing() {
         assert_eq!(get(&all.write.lost), 0, "of {}", get(&all.write.answered));
         assert!(get(&all.write.answered) > 0);
         // mvp counts what it closes, and says what is left.
-        let metrics = world.metrics(&world.node);
-        let name = "mvp_older_connections_closed_total ";
-        let closed = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix(name))
-            .unwrap();
+        let closed = sent_home(world);
         let cut = [&all.idle, &all.watch, &all.exec, &all.write].map(|kind| get(&kind.cut));
-        assert!(
-            closed.parse::<u64>().unwrap() >= cut.iter().sum(),
-            "{closed} closed, {cut:?} cut"
-        );
+        assert!(closed >= cut.iter().sum(), "{closed} closed, {cut:?} cut");
         assert_eq!(world.get(to, NEW), Ok(200), "who comes back sees the whole");
     });
 }

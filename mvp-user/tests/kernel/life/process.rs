@@ -8,7 +8,7 @@ use std::{
         process::{CommandExt as _, ExitStatusExt as _},
     },
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bench::standin::Release;
@@ -182,7 +182,9 @@ fn systemd_is_told_of_start_steering_life_and_stop() {
             .set_read_timeout(Some(Duration::from_millis(700)))
             .unwrap();
         let mut buffer = [0; 256];
-        while manager.recv(&mut buffer).is_ok() {}
+        // What was on its way, and then nothing.
+        let silent = (0..10).any(|_| manager.recv(&mut buffer).is_err());
+        assert!(silent, "signs of life go on");
         mvp.signal(Signal::SIGCONT);
         manager
             .set_read_timeout(Some(Duration::from_secs(10)))
@@ -191,5 +193,34 @@ fn systemd_is_told_of_start_steering_life_and_stop() {
         mvp.signal(Signal::SIGTERM);
         told(&manager, "STOPPING=1");
         assert!(mvp.ended(Duration::from_secs(15)).success());
+    });
+}
+
+/// As with a serving certificate that has expired, or that `--peer-ca-file` does not know yet.
+#[test]
+fn an_mvp_that_cannot_answer_itself_is_not_started_again() {
+    in_world(|world| {
+        let _old = world.serve(&world.node, Release::V1_34);
+        let path = world.file("notify.sock");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        manager
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        let flags = ["--steer=always", "--peer-server-name=nobody.example"];
+        let mvp = world.mvp_as(&world.node, "mvp", &flags, |command| {
+            command
+                .env("NOTIFY_SOCKET", &path)
+                .env("WATCHDOG_USEC", "1000000");
+        });
+        told(&manager, "READY=1");
+        // Longer than a thread may give no sign of life.
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(12) {
+            told(&manager, "WATCHDOG=1");
+        }
+        mvp.say(&["probe", "live"]).unwrap();
+        let problems = mvp.say(&["probe", "ready"]).unwrap_err();
+        assert!(problems.contains("self-request: no answer"), "{problems}");
+        assert!(mvp.log().contains("mvp does not answer itself"));
     });
 }
