@@ -17,17 +17,30 @@ mod requests;
 mod tests;
 mod watches;
 
-use std::rc::Rc;
+use std::{rc::Rc, sync::Arc};
 
 use anyhow::{Context as _, Result};
 pub use channel::Channels;
 pub use gate::{Gate, Lines, Silent};
 pub use plan::{Curve, Identity, Outcome, Pace, Plan, Shot, Work};
+use rustls::{
+    CipherSuite,
+    crypto::{CryptoProvider, aws_lc_rs},
+};
 
 /// The name by which kube-apiserver asks itself: mvp passes such connections raw.
 pub(crate) const LOOPBACK_NAME: &str = "apiserver-loopback-client";
 /// What every answer's body is sent with at most at once.
 pub(crate) const CHUNK: usize = 64 * 1024;
+
+/// Cipher suites in the order of kube-apiserver and its clients (Go's `crypto/tls`): AES with keys of 128 bits first.
+fn provider() -> Arc<CryptoProvider> {
+    let mut provider = aws_lc_rs::default_provider();
+    provider
+        .cipher_suites
+        .sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    Arc::new(provider)
+}
 
 /// Does what `plan` says. Must be called inside a `LocalSet`.
 pub async fn run(plan: &Plan, gate: &mut dyn Gate) -> Result<Outcome> {
@@ -63,10 +76,19 @@ pub async fn run(plan: &Plan, gate: &mut dyn Gate) -> Result<Outcome> {
     }
 }
 
-/// Lets this process have as many descriptors as the system allows: thousands of connections are opened.
+/// What a proxy needs for 5,000 connections and as many upstream, and `HAProxy` for its `maxconn`.
+const DESCRIPTORS: u64 = 20_000;
+
+/// Lets this process have as many descriptors as the system allows, and for root as are needed: thousands of connections are
+/// opened.
 pub fn raise_descriptor_limit() -> Result<()> {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    setrlimit(Resource::Nofile, limit).context("raising RLIMIT_NOFILE")
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let allowed = getrlimit(Resource::Nofile).maximum;
+    let set = |most: Option<u64>| {
+        let (current, maximum) = (most, most);
+        setrlimit(Resource::Nofile, Rlimit { current, maximum })
+    };
+    set(allowed.map(|most| most.max(DESCRIPTORS)))
+        .or_else(|_| set(allowed))
+        .context("raising RLIMIT_NOFILE")
 }

@@ -19,7 +19,7 @@ use crate::{
 #[derive(Args, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub(crate) struct Options {
-    /// Within ten minutes on two cores: short runs, three repeats.
+    /// Within ten minutes on two cores: short runs, four repeats, two of what has no bound.
     #[arg(long)]
     quick: bool,
     /// Everything once, tiny, with debug builds: only that it works.
@@ -46,9 +46,10 @@ pub(crate) struct Options {
     /// Print one JSON object per comparison instead of the report.
     #[arg(long)]
     json: bool,
-    /// Where raw data and reports are written.
-    #[arg(long, value_name = "DIRECTORY", default_value = "bench/results")]
-    results: PathBuf,
+    /// Where raw data and reports are written. Default: bench/results; of some scenarios, some peers, given programs or curves:
+    /// target/bench-results.
+    #[arg(long, value_name = "DIRECTORY")]
+    results: Option<PathBuf>,
     /// A built mvp to measure instead of building one, for experiments.
     #[arg(long, value_name = "PATH")]
     mvp: Option<PathBuf>,
@@ -75,11 +76,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return Ok(());
     }
     if !options.merge.is_empty() {
-        return print(
-            options,
-            &merged(&options.merge)?,
-            &root().join(&options.results),
-        );
+        return print(options, &merged(&options.merge)?, &directory(options));
     }
     let mut scenarios = if options.curves {
         compare::curves()
@@ -113,12 +110,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         (false, true) => Effort::Quick,
         (false, false) => Effort::Full,
     };
-    let programs = programs(options, &against, effort)?;
-    let directory = if effort == Effort::Smoke {
-        root().join("target/bench-smoke")
-    } else {
-        root().join(&options.results)
-    };
+    let programs = programs(options, &against, effort, given(options)?)?;
     let settings = compare::Options {
         scenarios,
         against,
@@ -134,11 +126,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .build()?;
     let results =
         runtime.block_on(tokio::task::LocalSet::new().run_until(until_interrupted(&settings)))?;
-    print(options, &results, &directory)?;
+    print(options, &results, &directory(options))?;
     if effort == Effort::Smoke {
         flawless(&results)
     } else {
-        Ok(())
+        whole(&results)
     }
 }
 
@@ -168,9 +160,25 @@ pub(crate) fn train(mvp: &Path, results: &Path) -> Result<()> {
         scenario: TRAINING.map(str::to_owned).to_vec(),
         against: vec![Against::Direct],
         mvp: Some(mvp.to_owned()),
-        results: results.to_owned(),
+        results: Some(results.to_owned()),
         ..Options::default()
     })
+}
+
+/// Where results go. The report in the checkout is of a whole run and README shows its chart: a part does not replace them.
+fn directory(options: &Options) -> PathBuf {
+    let part = !options.scenario.is_empty()
+        || !options.against.is_empty()
+        || options.curves
+        || options.mvp.is_some()
+        || options.other_mvp.is_some();
+    let default = match (options.smoke, part) {
+        (true, _) => "target/bench-smoke",
+        (false, true) => "target/bench-results",
+        (false, false) => "bench/results",
+    };
+    let given = options.results.as_deref();
+    given.map_or_else(|| root().join(default), |given| root().join(given))
 }
 
 /// Writes the report, and prints it or its comparisons.
@@ -179,6 +187,10 @@ fn print(options: &Options, results: &Results, directory: &Path) -> Result<()> {
     if options.json {
         for comparison in &results.comparisons {
             println!("{}", serde_json::to_string(comparison)?);
+        }
+        // The objects have no place for it.
+        for line in results.skipped.iter().chain(&failures(results)) {
+            eprintln!("bench: {line}");
         }
     } else {
         println!("{}", compare::report::markdown(results));
@@ -197,47 +209,84 @@ fn merged(directories: &[PathBuf]) -> Result<Results> {
             serde_json::from_str(&text).with_context(|| format!("{}", path.display()))?;
         match &mut merged {
             None => merged = Some(results),
-            Some(merged) if merged.machine.commit == results.machine.commit => {
-                merged.measured.extend(results.measured);
-                merged.skipped.extend(results.skipped);
-                merged.comparisons.extend(results.comparisons);
-            }
-            Some(_) => bail!("{} is of another commit", path.display()),
+            Some(merged) if merged.machine.is_like(&results.machine) => merged.append(results),
+            Some(_) => bail!(
+                "{} is of another commit or machine, or of other threads",
+                path.display()
+            ),
         }
     }
     merged.context("nothing to merge")
 }
 
-/// The comparison; Ctrl-C ends it, and every process with it.
+/// The comparison; Ctrl-C ends it, and every process with it, as does a terminal that is closed: an ssh connection that breaks.
 async fn until_interrupted(settings: &compare::Options) -> Result<Results> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    // Whoever listens for a signal ignores it no longer.
+    let mut hangup = if ignores_hangup(&status) {
+        None
+    } else {
+        Some(signal(SignalKind::hangup())?)
+    };
+    let gone = async {
+        match &mut hangup {
+            Some(hangup) => hangup.recv().await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         results = compare::run(settings) => results,
+        _ = gone => bail!("the terminal is gone"),
         _ = terminate.recv() => bail!("terminated"),
         _ = interrupt.recv() => bail!("interrupted"),
     }
+}
+
+/// Whether a process is to outlive its terminal, by its /proc/PID/status: `nohup` had it ignore SIGHUP, the first of signals.
+fn ignores_hangup(status: &str) -> bool {
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & 1 == 1)
 }
 
 /// A smoke run is there to fail.
 fn flawless(results: &Results) -> Result<()> {
     let expected = |line: &&String| !line.contains("no kube-apiserver was given");
     let mut faults: Vec<String> = results.skipped.iter().filter(expected).cloned().collect();
-    for measured in &results.measured {
-        for (name, samples) in &measured.samples {
-            for failure in samples
-                .iter()
-                .filter_map(|sample| sample.failure.as_deref())
-            {
-                faults.push(format!("{} through {name}: {failure}", measured.scenario));
-            }
-        }
-    }
+    faults.extend(failures(results));
     if !faults.is_empty() {
         bail!("the smoke run has faults:\n  {}", faults.join("\n  "));
     }
     Ok(())
+}
+
+/// A scenario that was begun and has no result is a failure of the run; who cannot take part, or has no time left, is none.
+fn whole(results: &Results) -> Result<()> {
+    let lines = results.skipped.iter().map(String::as_str);
+    let failed: Vec<&str> = lines.filter(|line| line.contains(": failed: ")).collect();
+    if !failed.is_empty() {
+        bail!("not everything was measured:\n  {}", failed.join("\n  "));
+    }
+    Ok(())
+}
+
+/// What requests failed with.
+fn failures(results: &Results) -> Vec<String> {
+    let mut failures = Vec::new();
+    for measured in &results.measured {
+        for (name, samples) in &measured.samples {
+            let said = samples
+                .iter()
+                .filter_map(|sample| sample.failure.as_deref());
+            failures
+                .extend(said.map(|said| format!("{} through {name}: {said}", measured.scenario)));
+        }
+    }
+    failures
 }
 
 fn chosen(names: &[String]) -> Result<Vec<Scenario>> {
@@ -260,8 +309,39 @@ fn chosen(names: &[String]) -> Result<Vec<Scenario>> {
         .collect())
 }
 
+/// kube-apiserver, if one was given. A path that leads nowhere is an error now, not when everything has been built.
+fn given(options: &Options) -> Result<Option<Native>> {
+    let native = match (&options.kube_apiserver, &options.etcd) {
+        (Some(given), Some(etcd)) => {
+            let (version, program) = given
+                .split_once('=')
+                .context("--kube-apiserver takes VERSION=PATH")?;
+            Some(Native {
+                version: version.to_owned(),
+                program: program.into(),
+                etcd: etcd.clone(),
+            })
+        }
+        _ => None,
+    };
+    let real = native
+        .iter()
+        .flat_map(|native| [&native.program, &native.etcd]);
+    for path in real.chain(&options.mvp).chain(&options.other_mvp) {
+        if !path.is_file() {
+            bail!("there is no program {}", path.display());
+        }
+    }
+    Ok(native)
+}
+
 /// Builds and finds what takes part; what cannot be had is said, and the comparison goes on without.
-fn programs(options: &Options, against: &[Against], effort: Effort) -> Result<Programs> {
+fn programs(
+    options: &Options,
+    against: &[Against],
+    effort: Effort,
+    native: Option<Native>,
+) -> Result<Programs> {
     setup::ensure()?;
     let release = effort != Effort::Smoke;
     let mut build = cargo();
@@ -293,22 +373,16 @@ fn programs(options: &Options, against: &[Against], effort: Effort) -> Result<Pr
         }
         found
     };
-    let native = match (&options.kube_apiserver, &options.etcd) {
-        (Some(given), Some(etcd)) => {
-            let (version, program) = given
-                .split_once('=')
-                .context("--kube-apiserver takes VERSION=PATH")?;
-            Some(Native {
-                version: version.to_owned(),
-                program: program.into(),
-                etcd: etcd.clone(),
-            })
-        }
-        _ => None,
-    };
+    let (mvp, bench) = (
+        options.mvp.clone().unwrap_or_else(|| built.join("mvp")),
+        built.join("bench"),
+    );
+    if let Some(path) = [&mvp, &bench].into_iter().find(|path| !path.is_file()) {
+        bail!("{} has not been built", path.display());
+    }
     Ok(Programs {
-        mvp: options.mvp.clone().unwrap_or_else(|| built.join("mvp")),
-        bench: built.join("bench"),
+        mvp,
+        bench,
         haproxy: wanted(Against::Haproxy, "haproxy"),
         nginx: wanted(Against::Nginx, "nginx"),
         pingora: if against.contains(&Against::Pingora) {
@@ -362,11 +436,21 @@ fn pingora(built: bool) -> Option<PathBuf> {
     Some(program)
 }
 
-/// The commit of the checkout, with `+` if there are changes.
+/// The commit of the checkout, with `+` if there are changes. Results are none: every run changes them.
 fn commit() -> String {
     let git = |arguments: &[&str]| capture(Command::new("git").args(arguments).current_dir(root()));
     let hash = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_default();
-    let changed = git(&["status", "--porcelain", "--untracked-files=no"])
-        .is_ok_and(|text| !text.trim().is_empty());
+    let changed = git(&[
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        ".",
+        ":(exclude)bench/results",
+    ]);
+    let changed = changed.is_ok_and(|text| !text.trim().is_empty());
     format!("{}{}", hash.trim(), if changed { "+" } else { "" })
 }
+
+#[cfg(test)]
+mod tests;

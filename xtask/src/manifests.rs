@@ -18,7 +18,7 @@ mod validate;
 /// The header of every rendered file.
 const HEADER: &str = "# Made by `cargo xtask manifests` from deploy/chart with its default values; change it there.\n";
 /// Templates whose rendering is kept: those that give something with the default values.
-const PLAIN: [&str; 2] = ["rbac.yaml", "daemonset.yaml"];
+const PLAIN: [&str; 3] = ["rbac.yaml", "flowcontrol.yaml", "daemonset.yaml"];
 
 /// Options of `cargo xtask manifests`.
 #[derive(Args, Debug)]

@@ -34,7 +34,6 @@ const OFF: &str = "batch/v1";
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Ground {
-    directory: TempDir,
     pub(super) programs: Programs,
     /// What stands for this node's kube-apiserver.
     pub(super) local: SocketAddr,
@@ -52,13 +51,15 @@ pub(super) struct Ground {
     namespace: Option<Namespace>,
     /// Another node's.
     beside: Option<Namespace>,
+    // Last: whoever has not ended writes into it, and would leave it behind.
+    directory: TempDir,
 }
 
 /// A child that is told and tells in lines.
 #[derive(Debug)]
 pub(super) struct Talker {
     // Killed on drop.
-    _child: Child,
+    child: Child,
     log: PathBuf,
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
@@ -189,6 +190,11 @@ impl Ground {
         command
     }
 
+    /// The processes that answer, where they are origins.
+    pub(super) fn answerers(&self) -> Vec<u32> {
+        self.origins.iter().filter_map(Talker::pid).collect()
+    }
+
     /// Where a program's words go.
     pub(super) fn log(&self, name: &str) -> Result<(Stdio, PathBuf)> {
         let path = self.logs.join(format!("{name}.log"));
@@ -237,11 +243,16 @@ impl Talker {
         let input = child.stdin.take().context("no standard input")?;
         let output = child.stdout.take().context("no standard output")?;
         Ok(Self {
-            _child: child,
+            child,
             log,
             input,
             output: BufReader::new(output).lines(),
         })
+    }
+
+    /// Its process, while it runs.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.child.id()
     }
 
     pub(super) async fn say(&mut self, line: &str) -> Result<()> {

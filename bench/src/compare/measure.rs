@@ -2,22 +2,24 @@
 
 mod copied;
 mod figures;
+mod work;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
 
 use super::{
-    Options, copies,
-    ground::Ground,
+    Options,
+    ground::{Ground, Talker},
     native,
     process::Usage,
-    scenario::{Against, Kind, Metric, Mode, Scenario},
+    scenario::{Against, Kind, Metric, Mode, Scenario, Shares},
+    share::Held,
     target::{Target, Who},
     tunnelled::Tunnelled,
 };
-use crate::load::{Identity, Outcome, Pace, Plan, Shot, Work, origin::TOKEN};
+use crate::load::{Outcome, Pace, Work};
 
 pub use figures::{Measured, Sample};
 pub(super) use figures::{median, median_of};
@@ -47,9 +49,6 @@ pub(super) async fn measure(
     let ground = match scenario.mode {
         Mode::Listen => {
             let counts = matches!(scenario.kind, Kind::Copies(_));
-            if counts {
-                copies::look().await?;
-            }
             let mut ground = Ground::lay(programs, logs, true, None).await?;
             ground.copies = counts;
             laid = ground;
@@ -97,6 +96,9 @@ struct Watched {
     spliced: Option<u64>,
 }
 
+/// Who failed, and how.
+type Lost = BTreeMap<String, anyhow::Error>;
+
 impl Stand {
     fn name(&self) -> String {
         match self {
@@ -126,19 +128,21 @@ impl Run<'_> {
             units: self.connections() * self.streams(),
         };
         let mut skipped = Vec::new();
-        let mut skip = |who: Who, error| {
-            skipped.push(format!(
-                "{} through {}: {error:#}",
-                scenario.name,
-                who.name()
-            ));
+        let mut skip = |name: &str, error| {
+            skipped.push(format!("{} through {name}: {error:#}", scenario.name));
         };
         if self.is_heavy() {
-            for repeat in 0..options.effort.heavy_repeats() {
+            let repeats = if matches!(scenario.kind, Kind::First(_)) {
+                // One request is one figure.
+                options.effort.repeats()
+            } else {
+                options.effort.heavy_repeats()
+            };
+            for repeat in 0..repeats {
                 for who in turn(&who, repeat) {
                     match self.alone(*who, ground).await {
                         Ok(sample) => measured.add(&who.name(), sample),
-                        Err(error) => skip(*who, error),
+                        Err(error) => skip(&who.name(), error),
                     }
                 }
             }
@@ -154,10 +158,12 @@ impl Run<'_> {
                     .set_message(format!("{}: {} starts", scenario.name, who.name()));
                 match Target::start(who, ground, options.threads).await {
                     Ok(target) => stands.push(Stand::Up(Box::new(target))),
-                    Err(error) => skip(who, error),
+                    Err(error) => skip(&who.name(), error),
                 }
             }
-            self.together(&mut measured, &stands, ground).await?;
+            for (name, error) in self.together(&mut measured, &stands, ground).await? {
+                skip(&name, error);
+            }
             for stand in stands {
                 if let Stand::Up(target) = stand {
                     target.end().await?;
@@ -195,13 +201,14 @@ impl Run<'_> {
         Ok(sample)
     }
 
-    /// Everybody in turns: at full throughput, then at one rate.
+    /// Everybody in turns: at full throughput, then at one rate. Who failed, and how.
     async fn together(
         &self,
         measured: &mut Measured,
         stands: &[Stand],
         ground: &Ground,
-    ) -> Result<()> {
+    ) -> Result<Lost> {
+        let mut lost = Lost::new();
         let effort = self.options.effort;
         let repeats = if self.options.lean && self.scenario.goals.is_empty() {
             effort.repeats().min(2)
@@ -216,14 +223,15 @@ impl Run<'_> {
                     self.scenario.name,
                     repeat + 1
                 ));
-                let work = self.work(Some(Pace::Closed))?;
-                let watched = self.watch_stand(stand, ground, work).await;
-                let watched = watched.with_context(|| name.clone())?;
-                measured.add(&name, self.sample(&watched));
+                let watched = self.ask(stand, ground, Pace::Closed, &mut lost).await?;
+                if let Some(watched) = watched {
+                    measured.add(&name, self.sample(&watched));
+                }
             }
         }
-        if !matches!(self.scenario.kind, Kind::Requests(_)) {
-            return Ok(());
+        // Who has used up its time waits for more: latency would be about that.
+        if !matches!(self.scenario.kind, Kind::Requests(_)) || self.scenario.is_bounded() {
+            return Ok(lost);
         }
         let slowest = measured
             .samples
@@ -237,7 +245,7 @@ impl Run<'_> {
         let rate = slowest.fold(f64::INFINITY, f64::min) * share;
         if !rate.is_finite() || rate * effort.run().as_secs_f64() < 1.0 {
             // Not one request would be due.
-            return Ok(());
+            return Ok(lost);
         }
         measured.rate = Some(rate);
         for repeat in 0..repeats {
@@ -245,22 +253,40 @@ impl Run<'_> {
                 let name = stand.name();
                 self.bar
                     .set_message(format!("{}: {name} at {rate:.0}/s", self.scenario.name));
-                let work = self.work(Some(Pace::Open(rate)))?;
-                let watched = self.watch_stand(stand, ground, work).await;
-                let watched = watched.with_context(|| name.clone())?;
-                if let Some(sample) = measured
-                    .samples
-                    .get_mut(&name)
-                    .and_then(|all| all.get_mut(repeat))
+                let watched = self.ask(stand, ground, Pace::Open(rate), &mut lost).await?;
+                let samples = measured.samples.get_mut(&name);
+                if let Some(sample) = samples.and_then(|all| all.get_mut(repeat))
+                    && let Some(watched) = watched
                 {
                     sample.at_equal_load(&watched);
                 }
             }
         }
-        if self.is_rerouted() {
-            measured.add_what_rerouting_adds();
+        measured.add_what_a_proxy_adds();
+        Ok(lost)
+    }
+
+    /// One sample; none of whoever fails or has failed, so that the others go on. Without mvp there is nothing to compare.
+    async fn ask(
+        &self,
+        stand: &Stand,
+        ground: &Ground,
+        pace: Pace,
+        lost: &mut Lost,
+    ) -> Result<Option<Watched>> {
+        let name = stand.name();
+        if lost.contains_key(&name) {
+            return Ok(None);
         }
-        Ok(())
+        let work = self.work(Some(pace))?;
+        match self.watch_stand(stand, ground, work).await {
+            Ok(watched) => Ok(Some(watched)),
+            Err(error) if name == "mvp" => Err(error.context(name)),
+            Err(error) => {
+                lost.insert(name, error);
+                Ok(None)
+            }
+        }
     }
 
     async fn watch_stand(&self, stand: &Stand, ground: &Ground, work: Work) -> Result<Watched> {
@@ -273,40 +299,6 @@ impl Run<'_> {
                 target.kill().await?;
                 Ok(watched)
             }
-        }
-    }
-
-    /// What a load process is told.
-    fn plan(&self, target: &Target, ground: &Ground, work: Work, connections: usize) -> Plan {
-        let pki = ground.pki();
-        let identity = if self.scenario.token {
-            Identity::Token(TOKEN.to_owned())
-        } else {
-            Identity::Certificate(pki.join("user.crt"), pki.join("user.key"))
-        };
-        let work = match work {
-            Work::Watches { events, every, .. } => Work::Watches {
-                events,
-                every,
-                origin: ground.local,
-            },
-            work => work,
-        };
-        // What only the peer serves is asked of the peer where nobody reroutes.
-        let elsewhere = self.is_rerouted() && !target.is_proxy();
-        let to = if elsewhere {
-            ground.peer
-        } else {
-            target.address
-        };
-        Plan {
-            to,
-            ca: pki.join("ca.crt"),
-            identity,
-            http2: !self.scenario.http1,
-            connections,
-            streams: self.streams(),
-            work,
         }
     }
 
@@ -323,10 +315,12 @@ impl Run<'_> {
         };
         let mut load = ground.load(&plan).await?;
         load.expect("ready").await?;
+        let held = self.hold(target, ground, &load)?;
         let ready = target.usage()?;
         load.say("go").await?;
         let outcome = load.outcome().await?;
         let done = target.usage()?;
+        drop(held);
         let spliced = match metrics {
             Some(metrics) => Some(earlier.spliced_since(metrics, outcome.bytes).await?),
             None => None,
@@ -342,141 +336,21 @@ impl Run<'_> {
         })
     }
 
-    /// The work of one sample.
-    fn work(&self, pace: Option<Pace>) -> Result<Work> {
-        let effort = self.options.effort;
-        let most = |bytes: u64| {
-            if effort == super::Effort::Smoke {
-                bytes.min(1 << 20)
-            } else {
-                bytes
-            }
-        };
-        Ok(match &self.scenario.kind {
-            Kind::Requests(shots) => Work::Requests {
-                shots: shots.iter().map(|shot| smaller(shot, effort)).collect(),
-                pace: pace.context("requests have a pace")?,
-                warm: effort.warm(),
-                run: effort.run(),
-            },
-            Kind::First(shot) => Work::First { shot: shot.clone() },
-            // All that goes through is counted.
-            Kind::Copies(shot) => Work::Requests {
-                shots: vec![smaller(shot, effort)],
-                pace: Pace::Closed,
-                warm: Duration::ZERO,
-                run: effort.run(),
-            },
-            Kind::Storm => Work::Storm {
-                run: effort.run() * 2,
-            },
-            Kind::Idle => Work::Idle,
-            Kind::Slow { bytes, rate } => Work::Slow {
-                bytes: *bytes,
-                rate: *rate,
-                hold: effort.run() * 4,
-            },
-            Kind::Tunnels { bytes, raw } => Work::Tunnels {
-                bytes: most(*bytes),
-                raw: *raw,
-            },
-            Kind::Watches { events, every } => Work::Watches {
-                events: *events,
-                every: *every,
-                origin: ([127, 0, 0, 1], 0).into(),
-            },
-        })
-    }
-
-    fn connections(&self) -> usize {
-        self.options.effort.cap(self.scenario.connections, 4)
-    }
-
-    fn streams(&self) -> usize {
-        self.options.effort.cap(self.scenario.streams, 4)
-    }
-
-    fn is_rerouted(&self) -> bool {
-        self.scenario.name.starts_with("rerouted")
-    }
-
-    /// Work whose memory matters, or that is only the first after a start.
-    const fn is_heavy(&self) -> bool {
-        matches!(
-            self.scenario.kind,
-            Kind::First(_)
-                | Kind::Idle
-                | Kind::Slow { .. }
-                | Kind::Copies(_)
-                | Kind::Watches { .. }
-        )
-    }
-
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "counts and bytes far below 2^52"
-    )]
-    fn sample(&self, watched: &Watched) -> Sample {
-        let Watched {
-            proxy,
-            outcome,
-            before,
-            ready,
-            done,
-            peak,
-            spliced,
-        } = watched;
-        let mut sample = Sample {
-            failed: outcome.failed,
-            failure: outcome.failure.clone(),
-            ..Sample::default()
-        };
-        let (requests, mib) = (
-            outcome.done as f64,
-            outcome.bytes as f64 / f64::from(1 << 20),
-        );
-        let cpu = (done.cpu - ready.cpu) * 1e6;
-        let held = matches!(
-            self.scenario.kind,
-            Kind::Idle | Kind::Slow { .. } | Kind::Watches { .. }
-        );
-        if held {
-            if *proxy {
-                let added = ready.resident.saturating_sub(before.resident) as f64;
-                let units = self.connections() * self.streams();
-                sample.set(Metric::MemoryPerUnit, added / units as f64);
-            }
-        } else if outcome.seconds > 0.0 {
-            if !matches!(self.scenario.kind, Kind::Tunnels { .. } | Kind::First(_)) {
-                sample.set(Metric::RequestsPerSecond, requests / outcome.seconds);
-            }
-            if mib / requests > 1.0 / 32.0 {
-                sample.set(Metric::MibPerSecond, mib / outcome.seconds);
+    /// Holds everybody to the scenario's shares.
+    fn hold(&self, target: &Target, ground: &Ground, load: &Talker) -> Result<Vec<Held>> {
+        let Shares { ends, proxy } = self.scenario.shares;
+        let groups = [
+            ("asker", ends, load.pid().into_iter().collect()),
+            ("answerer", ends, ground.answerers()),
+            ("proxy", proxy, target.pids()),
+        ];
+        let mut held = Vec::new();
+        for (name, percent, pids) in groups {
+            if let Some(percent) = percent.filter(|_| !pids.is_empty()) {
+                held.push(Held::hold(name, percent, &pids)?);
             }
         }
-        if let Some(spliced) = spliced {
-            sample.set(Metric::Spliced, *spliced as f64);
-        }
-        if *proxy {
-            sample.set(Metric::PeakMemory, *peak as f64);
-            let counts = !matches!(
-                self.scenario.kind,
-                Kind::Idle | Kind::Slow { .. } | Kind::First(_) | Kind::Tunnels { .. }
-            );
-            if counts {
-                sample.set(Metric::CpuPerRequest, cpu / requests);
-            }
-            if mib > 1.0 && mib / requests > 1.0 / 32.0 && !held {
-                sample.set(Metric::CpuPerMib, cpu / mib);
-            }
-        }
-        if matches!(
-            self.scenario.kind,
-            Kind::Storm | Kind::First(_) | Kind::Watches { .. }
-        ) {
-            sample.percentiles(outcome);
-        }
-        sample
+        Ok(held)
     }
 }
 
@@ -489,31 +363,30 @@ fn turn<T>(all: &[T], repeat: usize) -> Vec<&T> {
     order
 }
 
-/// A shot whose sizes suit a smoke run.
-fn smaller(shot: &Shot, effort: super::Effort) -> Shot {
-    let mut shot = shot.clone();
-    if effort == super::Effort::Smoke {
-        shot.body = shot.body.min(64 * 1024);
-        if let Some((path, bytes)) = shot.path.rsplit_once("bytes=") {
-            let bytes = bytes.parse::<u64>().unwrap_or(1024).min(200_000);
-            shot.path = format!("{path}bytes={bytes}");
-        }
-    }
-    shot
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compare::all;
 
-    #[test]
-    fn a_smoke_run_asks_for_little() {
-        let shot = smaller(
-            &Shot::get("/api/v1/pods?limit=5&bytes=100000000"),
-            super::super::Effort::Smoke,
-        );
-        assert_eq!(shot.path, "/api/v1/pods?limit=5&bytes=200000");
-        let same = smaller(&Shot::get("/apis"), super::super::Effort::Quick);
-        assert_eq!(same.path, "/apis");
+    #[tokio::test]
+    async fn who_fails_is_left_out_and_the_others_go_on() {
+        let logs = tempfile::tempdir().unwrap();
+        let options = Options::of_nothing(logs.path().to_owned());
+        let scenarios = all();
+        let run = Run {
+            scenario: scenarios.first().unwrap(),
+            options: &options,
+            bar: &ProgressBar::hidden(),
+        };
+        let ground = Ground::bare(&options.programs, &options.logs, None).unwrap();
+        let mut lost = Lost::new();
+        let nginx = Stand::Anew(Who::Other(Against::Nginx));
+        let asked = run.ask(&nginx, &ground, Pace::Closed, &mut lost).await;
+        assert!(asked.unwrap().is_none());
+        let said = lost.get("nginx").unwrap().to_string();
+        assert!(said.contains("not installed"), "{said}");
+        let mvp = Stand::Anew(Who::Mvp(Mode::Listen));
+        let asked = run.ask(&mvp, &ground, Pace::Closed, &mut lost).await;
+        assert_eq!(asked.err().unwrap().to_string(), "mvp");
     }
 }

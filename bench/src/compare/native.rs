@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    ground::{Ground, LOCAL, PEER},
+    ground::{Ground, LOCAL, PEER, tail},
     programs::{Native, Programs},
     scenario::{CONFIGMAPS, PATH},
 };
@@ -51,15 +51,16 @@ pub(super) async fn lay(programs: &Programs, logs: &Path) -> Result<Ground> {
         format!("--initial-advertise-peer-urls={own}"),
     ]);
     etcd.arg(format!("--initial-cluster=bench={own}"));
-    let etcd = start(etcd, &ground, "etcd")?;
+    let mut etcd = start(etcd, &ground, "etcd")?;
     // `exec` keeps the process id.
     let unshare = Path::new("unshare");
     let off = "--runtime-config=batch/v1=false";
     let here = ground.command(unshare);
     let mut local = server(native, &ground, here, ("cp1", LOCAL.into()), &[off])?;
     let beside = ground.command_beside(unshare);
-    let peer = server(native, &ground, beside, ("cp2", PEER.into()), &[])?;
-    reroutes(&mut local, &ground).await?;
+    let mut peer = server(native, &ground, beside, ("cp2", PEER.into()), &[])?;
+    let all = [("etcd", &mut etcd), ("cp1", &mut local), ("cp2", &mut peer)];
+    reroutes(all, &ground).await?;
     once(
         &ground,
         OBJECTS.0,
@@ -72,11 +73,15 @@ pub(super) async fn lay(programs: &Programs, logs: &Path) -> Result<Ground> {
     Ok(ground)
 }
 
-async fn reroutes(local: &mut Child, ground: &Ground) -> Result<()> {
+/// Waits until the first does. Who ends meanwhile says why in its log.
+async fn reroutes(mut servers: [(&str, &mut Child); 3], ground: &Ground) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(status) = local.try_wait()? {
-            bail!("kube-apiserver ended: {status}");
+        for (name, server) in &mut servers {
+            if let Some(status) = server.try_wait()? {
+                let (_, log) = ground.log(name)?;
+                bail!("{name} ended ({status}): {}", tail(&log));
+            }
         }
         match once(ground, 1, Shot::get(PATH)).await {
             Ok(_) => return Ok(()),

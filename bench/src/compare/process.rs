@@ -14,6 +14,20 @@ pub(super) struct Usage {
     pub(super) resident: u64,
     /// Resident at most, bytes.
     pub(super) peak: u64,
+    /// Of what is resident, pages of files: programs and libraries.
+    files: u64,
+}
+
+impl Usage {
+    /// And that of a child. Programs and libraries are in memory once, whoever maps them.
+    fn and(self, child: Self) -> Self {
+        Self {
+            cpu: self.cpu + child.cpu,
+            resident: self.resident + child.resident.saturating_sub(child.files),
+            peak: self.peak + child.peak.saturating_sub(child.files),
+            files: self.files,
+        }
+    }
 }
 
 /// Of the process and everything below it.
@@ -22,12 +36,17 @@ pub(super) fn usage(pid: u32) -> Result<Usage> {
     for child in children(pid) {
         // A child may have ended meanwhile.
         if let Ok(more) = self::usage(child) {
-            usage.cpu += more.cpu;
-            usage.resident += more.resident;
-            usage.peak += more.peak;
+            usage = usage.and(more);
         }
     }
     Ok(usage)
+}
+
+/// It and everything below it.
+pub(super) fn tree(pid: u32) -> Vec<u32> {
+    let mut all = vec![pid];
+    all.extend(children(pid).into_iter().flat_map(tree));
+    all
 }
 
 fn one(pid: u32) -> Result<Usage> {
@@ -37,6 +56,7 @@ fn one(pid: u32) -> Result<Usage> {
         cpu,
         resident: kibibytes(&status, "VmRSS:").unwrap_or(0),
         peak: kibibytes(&status, "VmHWM:").unwrap_or(0),
+        files: kibibytes(&status, "RssFile:").unwrap_or(0),
     })
 }
 
@@ -77,6 +97,19 @@ mod tests {
             kibibytes("VmPeak:\t 9 kB\nVmRSS:\t     12 kB\n", "VmRSS:"),
             Some(12 * 1024)
         );
+    }
+
+    #[test]
+    fn programs_and_libraries_are_counted_once() {
+        let of = |resident, files| Usage {
+            cpu: 1.0,
+            resident,
+            peak: resident + 1,
+            files,
+        };
+        let all = of(10, 8).and(of(12, 8)).and(of(12, 8));
+        assert_eq!((all.resident, all.peak), (10 + 4 + 4, 11 + 5 + 5));
+        assert!((all.cpu - 3.0).abs() < 1e-9);
     }
 
     #[test]

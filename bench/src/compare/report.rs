@@ -227,7 +227,7 @@ fn distribution(measured: &Measured) -> String {
         let middle = by_tail.get(by_tail.len() / 2)?;
         Some(Series {
             name: name.to_owned(),
-            points: middle.latency.points.clone(),
+            points: middle.told(),
         })
     });
     chart::distribution(

@@ -32,6 +32,8 @@ pub struct Scenario {
     pub kind: Kind,
     /// How mvp comes between.
     pub mode: Mode,
+    /// What its processes may use of the processors.
+    pub shares: Shares,
     /// Whom mvp is compared with.
     pub against: &'static [Against],
     /// What design 10 wants.
@@ -85,6 +87,16 @@ pub enum Mode {
     Auto,
     /// At its own port, in front of real kube-apiservers.
     BeforeNative,
+}
+
+/// Per cent of one processor, for all threads of a process together; none: all there is. So processors that a machine does not
+/// have can be done without: three processes with a share each do not wait for one another's time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shares {
+    /// Of the asker, and as much of the answerer.
+    pub ends: Option<u32>,
+    /// Of the proxy.
+    pub proxy: Option<u32>,
 }
 
 /// Whom mvp is compared with.
@@ -143,7 +155,7 @@ pub enum Metric {
     P99,
     /// See [`Metric::P50`].
     P999,
-    /// What a rerouted request takes longer than one that goes to the right server at once, median, microseconds.
+    /// What a request takes longer than one that goes to the right server at once, median, microseconds.
     AddedP50,
     /// Most memory ever resident, bytes.
     PeakMemory,
@@ -233,6 +245,7 @@ impl Scenario {
             streams: 10,
             kind,
             mode: Mode::Listen,
+            shares: Shares::default(),
             against: ALL,
             goals: Vec::new(),
         }
@@ -262,6 +275,24 @@ impl Scenario {
     fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
+    }
+
+    fn shares(mut self, ends: Option<u32>, proxy: u32) -> Self {
+        self.shares = Shares {
+            ends,
+            proxy: Some(proxy),
+        };
+        self
+    }
+
+    /// Whether processor time is the limit.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.shares != Shares::default()
+    }
+
+    /// Whether only root can make what it needs.
+    pub(super) fn needs_root(&self) -> bool {
+        self.mode != Mode::Listen || self.is_bounded()
     }
 
     /// Whether a comparison with `against` says something that a lean run cannot go without.

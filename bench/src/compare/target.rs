@@ -6,19 +6,22 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use tokio::{
     net::TcpStream,
-    process::{Child, Command},
+    process::Command,
     time::{Instant, sleep, timeout},
 };
 
 use super::{
     copies,
     ground::{Ground, free_port, tail},
-    process::{Usage, usage},
+    leader::Leader,
+    process::{Usage, tree, usage},
     scenario::{Against, Mode},
 };
 
 /// How long a proxy may take to be ready.
 const PATIENCE: Duration = Duration::from_mins(1);
+/// When it is told a second time to end.
+const AGAIN: Duration = Duration::from_millis(200);
 /// How long it may take to end.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -58,7 +61,7 @@ pub(super) struct Target {
     /// None: no proxy.
     pid: Option<u32>,
     /// None: somebody else's.
-    child: Option<Child>,
+    child: Option<Leader>,
     /// Where mvp tells its metrics.
     pub(super) metrics: Option<SocketAddr>,
 }
@@ -157,7 +160,7 @@ impl Target {
         Ok(Self {
             name,
             address,
-            pid: child.as_ref().and_then(Child::id),
+            pid: child.as_ref().and_then(|child| child.0.id()),
             child,
             metrics,
         })
@@ -171,13 +174,27 @@ impl Target {
         }
     }
 
+    /// Its processes; none for no proxy.
+    pub(super) fn pids(&self) -> Vec<u32> {
+        self.pid.map(tree).unwrap_or_default()
+    }
+
     /// Ends it as whoever operates it would, so that an instrumented build writes what it counted.
     pub(super) async fn end(mut self) -> Result<()> {
-        let leader = self.leader();
-        if let (Some(leader), Some(child)) = (leader, &mut self.child) {
-            rustix::process::kill_process(leader, rustix::process::Signal::TERM)?;
+        if let Some(child) = &mut self.child {
+            // pingora waits for minutes before it ends gracefully, and is not instrumented.
+            let signal = if self.name == Who::Other(Against::Pingora).name() {
+                rustix::process::Signal::INT
+            } else {
+                rustix::process::Signal::TERM
+            };
+            child.tell(signal)?;
+            // mvp lingers for three seconds, for clients that are on their way: here are none. A second signal cuts that short.
+            if timeout(AGAIN, child.0.wait()).await.is_err() {
+                child.tell(signal)?;
+            }
             // Whoever takes longer is killed.
-            if let Ok(ended) = timeout(GRACE, child.wait()).await {
+            if let Ok(ended) = timeout(GRACE, child.0.wait()).await {
                 ended?;
             }
         }
@@ -187,15 +204,9 @@ impl Target {
     /// Ends it at once, and waits until it is gone.
     pub(super) async fn kill(mut self) -> Result<()> {
         if let Some(child) = &mut self.child {
-            child.kill().await?;
+            child.0.kill().await?;
         }
         Ok(())
-    }
-
-    /// Its process, which leads its group.
-    fn leader(&self) -> Option<rustix::process::Pid> {
-        let leader = self.child.as_ref()?.id()?;
-        rustix::process::Pid::from_raw(leader.try_into().ok()?)
     }
 
     /// Whether there is a proxy.
@@ -209,7 +220,7 @@ async fn mvp(
     who: Who,
     threads: usize,
     metrics: SocketAddr,
-) -> Result<(SocketAddr, Child)> {
+) -> Result<(SocketAddr, Leader)> {
     let programs = &ground.programs;
     let (program, mode) = match (who, &programs.build) {
         (Who::Mvp(mode), _) => (&programs.mvp, mode),
@@ -286,7 +297,7 @@ async fn mvp(
         command.output().await.context("asking mvp how it is")
     };
     loop {
-        if let Some(status) = child.try_wait()? {
+        if let Some(status) = child.0.try_wait()? {
             bail!("mvp ended ({status}) before it was ready: {}", tail(&log));
         }
         let ready = ask(&["probe", "ready"]).await?;
@@ -328,20 +339,6 @@ fn is_as_asked(status: &[u8], mode: Mode) -> bool {
     }
 }
 
-impl Drop for Target {
-    /// The whole group: nginx has workers, which outlive a master that is killed.
-    fn drop(&mut self) {
-        let Some(leader) = self.leader() else {
-            return;
-        };
-        if let Err(error) =
-            rustix::process::kill_process_group(leader, rustix::process::Signal::KILL)
-        {
-            tracing::debug!(%error, name = self.name, "Already gone");
-        }
-    }
-}
-
 /// Fills in a configuration.
 fn configure(
     ground: &Ground,
@@ -362,7 +359,7 @@ fn configure(
     Ok((path, address))
 }
 
-fn spawn(mut command: Command, ground: &Ground, name: &str) -> Result<(Child, PathBuf)> {
+fn spawn(mut command: Command, ground: &Ground, name: &str) -> Result<(Leader, PathBuf)> {
     if ground.copies {
         command = copies::counted(&command, ground.directory());
     }
@@ -376,7 +373,7 @@ fn spawn(mut command: Command, ground: &Ground, name: &str) -> Result<(Child, Pa
     let child = command
         .spawn()
         .with_context(|| format!("{name} cannot be started"))?;
-    Ok((child, path))
+    Ok((Leader(child), path))
 }
 
 /// Waits until it takes connections.
@@ -385,11 +382,11 @@ async fn listening(
     ground: &Ground,
     name: &str,
     address: SocketAddr,
-) -> Result<Child> {
+) -> Result<Leader> {
     let (mut child, log) = spawn(command, ground, name)?;
     let deadline = Instant::now() + PATIENCE;
     while TcpStream::connect(address).await.is_err() {
-        if let Some(status) = child.try_wait()? {
+        if let Some(status) = child.0.try_wait()? {
             bail!("{name} ended ({status}): {}", tail(&log));
         }
         if Instant::now() > deadline {
@@ -417,6 +414,49 @@ mod tests {
         let down = status(&format!(r#"{up},{{"health":"down"}}"#));
         assert!(!is_as_asked(&down, Mode::BeforeNative));
         assert!(!is_as_asked(b"", Mode::Listen));
+    }
+
+    #[test]
+    fn haproxy_keeps_its_upstream_connections_in_every_scenario() {
+        let config = include_str!("../../peers/haproxy.cfg");
+        let number = |name: &str| -> usize {
+            let line = config
+                .lines()
+                .find_map(|line| line.trim().strip_prefix(name));
+            line.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
+        };
+        let descriptors = 2 * number("maxconn ");
+        let scenarios = super::super::all()
+            .into_iter()
+            .chain(super::super::curves());
+        let most = scenarios.map(|it| it.connections).max().unwrap();
+        // One upstream for each of a client's, at worst.
+        assert!(2 * most < descriptors * number("tune.pool-low-fd-ratio ") / 100);
+        let shared = config.lines().filter(|line| line.contains(" alpn h2"));
+        assert!(
+            shared
+                .filter(|line| line.contains("server "))
+                .all(|line| line.contains(" proto h2"))
+        );
+    }
+
+    #[tokio::test]
+    async fn who_lingers_is_told_to_end_a_second_time() {
+        let mut command = Command::new("sh");
+        let lingers = "trap 'trap - TERM' TERM; while :; do sleep 0.02; done";
+        command.args(["-c", lingers]).process_group(0);
+        let child = command.spawn().unwrap();
+        let target = Target {
+            name: "mvp".to_owned(),
+            address: ([127, 0, 0, 1], 0).into(),
+            pid: child.id(),
+            child: Some(Leader(child)),
+            metrics: None,
+        };
+        // Until it has set its trap.
+        sleep(Duration::from_millis(200)).await;
+        let ended = timeout(GRACE / 3, target.end()).await;
+        ended.expect("it was told once").unwrap();
     }
 
     #[test]

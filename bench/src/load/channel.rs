@@ -18,6 +18,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use super::{
     LOOPBACK_NAME,
     plan::{Identity, Plan, Shot},
+    provider,
 };
 use crate::pki::SERVER_NAME;
 
@@ -87,8 +88,7 @@ impl Channels {
         for certificate in CertificateDer::pem_file_iter(&plan.ca)? {
             roots.add(certificate?)?;
         }
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider)
+        let builder = ClientConfig::builder_with_provider(provider())
             // A proxy that speaks an older version does other work.
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_root_certificates(roots);

@@ -196,7 +196,7 @@ fn tls(pki: &Path) -> Result<Arc<ServerConfig>> {
     for authority in ["ca.crt", "front-proxy-ca.crt"] {
         roots.add(certificate(&pki.join(authority))?)?;
     }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let provider = super::provider();
     let verifier =
         WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
             .allow_unauthenticated()
@@ -212,5 +212,7 @@ fn tls(pki: &Path) -> Result<Arc<ServerConfig>> {
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new()?;
     config.send_tls13_tickets = 1;
+    // As Go's server.
+    config.ignore_client_order = true;
     Ok(Arc::new(config))
 }

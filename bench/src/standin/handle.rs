@@ -176,11 +176,6 @@ impl Handle {
         self.server.wires().iter().for_each(|wire| wire.reset());
     }
 
-    /// Ends every open connection with a FIN.
-    pub fn close_connections(&self) {
-        self.server.wires().iter().for_each(|wire| wire.close());
-    }
-
     /// GOAWAY on every open HTTP/2 connection, naming the highest stream seen; HTTP/1.1 connections close after their request.
     pub fn go_away(&self) {
         self.server.wires().iter().for_each(|wire| wire.go_away());

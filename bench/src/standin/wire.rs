@@ -122,11 +122,6 @@ impl Wire {
         self.end.send_replace(true);
     }
 
-    /// Ends it with a FIN, whatever is running.
-    pub(crate) fn close(&self) {
-        self.end.send_replace(true);
-    }
-
     /// Resolves when it was ended from outside.
     pub(crate) async fn ended(&self) {
         let mut end = self.end.subscribe();

@@ -31,7 +31,7 @@ fn variants() -> Vec<Value> {
     vec![
         with(&json!({})),
         with(&json!({
-            "oldKernel": true, "foreignFiles": true, "hardened": true,
+            "oldKernel": true, "foreignFiles": true, "hardened": true, "flowSchema": false,
             "image": {"repository": "registry.example/mvp", "tag": "1", "digest": "sha256:00", "pullPolicy": "Always"},
             "imagePullSecrets": ["key"],
             "extraArgs": ["--steer-percent=10", "--secure-port=16443"],
@@ -200,6 +200,27 @@ fn the_account_may_only_list_and_watch_what_mvp_reads() {
 }
 
 #[test]
+fn what_mvp_asks_of_servers_does_not_wait_behind_users() {
+    let schema = objects(&render(&values().unwrap()).unwrap()["flowcontrol.yaml"]).remove(0);
+    let spec = &schema["spec"];
+    assert_eq!(spec["priorityLevelConfiguration"]["name"], "exempt");
+    // kube-apiserver's own for all who are authenticated has 9900.
+    assert!(spec["matchingPrecedence"].as_u64().unwrap() < 9900);
+    let rule = &spec["rules"][0];
+    let user = rule["subjects"][0]["user"]["name"].as_str().unwrap();
+    let asks = fs::read_to_string(root().join("mvp-user/src/health/link.rs")).unwrap();
+    assert!(asks.contains(&format!("PROBE_USER: &str = {user:?};")));
+    let reviews = &rule["resourceRules"][0];
+    assert_eq!(reviews["resources"], json!(["selfsubjectreviews"]));
+    let paths = rule["nonResourceRules"][0]["nonResourceURLs"].as_array();
+    for path in ["/readyz", "/api", "/apis", "/apis/*", "/mvp-probe"] {
+        assert!(paths.unwrap().contains(&json!(path)), "{path}");
+    }
+    let without = render(&with(&json!({"flowSchema": false}))).unwrap();
+    assert!(objects(&without["flowcontrol.yaml"]).is_empty());
+}
+
+#[test]
 fn every_value_is_described_by_the_schema_and_by_a_comment() {
     fn walk(values: &Value, schema: &Value, at: &str) {
         let described = schema["properties"].as_object();
@@ -235,81 +256,35 @@ fn every_value_is_described_by_the_schema_and_by_a_comment() {
 }
 
 #[test]
+fn further_arguments_come_last_so_that_they_replace_what_the_chart_says() {
+    let further = json!(["--steer=never", "--log-format=text"]);
+    let values = with(&json!({"extraArgs": further, "traceEndpoint": "127.0.0.1:4318"}));
+    let pod = objects(&render(&values).unwrap()["daemonset.yaml"]).remove(0);
+    let arguments = &pod["spec"]["template"]["spec"]["containers"][0]["args"];
+    let arguments = arguments.as_array().unwrap();
+    assert!(
+        arguments.ends_with(further.as_array().unwrap()),
+        "{arguments:?}"
+    );
+}
+
+#[test]
+fn systemd_waits_longer_than_mvp_drains() {
+    let unit = fs::read_to_string(root().join("deploy/systemd/mvp.service")).unwrap();
+    let stop = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("TimeoutStopSec="));
+    let drain = values().unwrap()["drainTimeoutSeconds"].as_u64().unwrap();
+    assert!(stop.unwrap().parse::<u64>().unwrap() > drain);
+}
+
+#[test]
 fn systemd_starts_mvp_again_however_often_it_fails() {
     let unit = fs::read_to_string(root().join("deploy/systemd/mvp.service")).unwrap();
     let (about, service) = unit.split_once("[Service]").unwrap();
     let has = |part: &str, line: &str| part.lines().any(|it| it == line);
     assert!(has(about, "StartLimitIntervalSec=0"), "{about}");
     assert!(has(service, "Restart=always"), "{service}");
-}
-
-/// Names of metrics in an expression, without what Prometheus adds to them.
-fn metrics(text: &str) -> Vec<String> {
-    let word = |it: char| it.is_ascii_alphanumeric() || it == '_';
-    text.split(|it: char| !word(it))
-        .filter(|it| it.starts_with("mvp_") || it.starts_with("apiserver_"))
-        .map(str::to_owned)
-        .collect()
-}
-
-/// The source of the crate whose metrics are meant.
-fn source() -> String {
-    fn read(directory: &Path, all: &mut String) {
-        for entry in fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                read(&path, all);
-            } else {
-                all.push_str(&fs::read_to_string(path).unwrap());
-            }
-        }
-    }
-    let mut all = String::new();
-    read(&root().join("mvp-user/src"), &mut all);
-    all
-}
-
-#[test]
-fn every_metric_of_alerts_and_dashboard_exists() {
-    let values = with(
-        &json!({"monitoring": {"enabled": true, "runbooks": "https://example.org", "scrape": true, "labels": {}}}),
-    );
-    let rules = render(&values).unwrap().remove("monitoring.yaml").unwrap();
-    let dashboard = fs::read_to_string(root().join("deploy/grafana/mvp.json")).unwrap();
-    let source = source();
-    let mut seen = 0;
-    let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
-    let queries = expressions(&dashboard);
-    let alerts = objects(&rules)
-        .iter()
-        .flat_map(expressions)
-        .collect::<Vec<_>>();
-    assert!(!queries.is_empty() && !alerts.is_empty());
-    for name in queries.iter().chain(&alerts).flat_map(|it| metrics(it)) {
-        let suffixes = ["", "_total", "_bucket", "_sum", "_count"];
-        let found = suffixes.iter().any(|suffix| {
-            name.strip_suffix(suffix)
-                .is_some_and(|base| source.contains(&format!("\"{base}\"")))
-        });
-        assert!(found, "no metric {name} in the code");
-        seen += 1;
-    }
-    assert!(seen > 15, "{seen}");
-}
-
-/// Every `expr` of a document.
-fn expressions(value: &Value) -> Vec<String> {
-    match value {
-        Value::Object(map) => map
-            .iter()
-            .flat_map(|(name, value)| match value {
-                Value::String(text) if name == "expr" => vec![text.clone()],
-                value => expressions(value),
-            })
-            .collect(),
-        Value::Array(list) => list.iter().flat_map(expressions).collect(),
-        _ => Vec::new(),
-    }
 }
 
 #[test]

@@ -8,6 +8,10 @@ use crate::load::{Shot, origin::AGGREGATED};
 const DIRECT: &[Against] = &[Against::Direct];
 /// nginx' workers may not write into root's directory, and pingora takes minutes to end.
 const COUNTED: &[Against] = &[Against::Haproxy];
+/// Who takes processor time that can be bounded: no proxy takes none.
+const RIVALS: &[Against] = &[Against::Haproxy, Against::Nginx, Against::Pingora];
+/// `HAProxy` completes nothing and passes local's own answer on: what any proxy costs beside a server that answers in 40 us.
+const HOP: &[Against] = &[Against::Direct, Against::Haproxy];
 const REROUTED: &[Against] = &[Against::Direct, Against::Native];
 
 pub(super) const SMALL: &str = "/api/v1/namespaces/bench/configmaps/one?bytes=1024";
@@ -142,6 +146,23 @@ pub fn all() -> Vec<Scenario> {
                 goal(MibPerSecond, Better, 1.5, 2.0),
                 goal(MibPerSecond, One(Direct), 0.75, 0.85),
             ]),
+        Scenario::new(
+            "list-100m-half",
+            "the same, a proxy with half of one processor's time: how much it moves with it",
+            body(100_000_000),
+        )
+        .shape(2, 1)
+        .shares(None, 50)
+        .against(RIVALS)
+        .wants(&[goal(MibPerSecond, Better, 1.5, 2.0)]),
+        Scenario::new(
+            "list-100m-apart",
+            "the same, nobody in need of another's time: asker and answerer with 40 % of a processor each, a proxy with 80 %",
+            body(100_000_000),
+        )
+        .shape(2, 1)
+        .shares(Some(40), 80)
+        .wants(&[goal(MibPerSecond, One(Direct), 0.75, 0.85)]),
         Scenario::new("watch-10", "10 watches, 20 events to each", watches.clone()).shape(1, 10),
         Scenario::new("watch-1000", "1,000 watches, 20 events to each", watches).shape(10, 100),
         Scenario::new("watch-10000", "10,000 watches, 4 events to each", many)
@@ -187,7 +208,7 @@ pub fn all() -> Vec<Scenario> {
             Kind::Requests(vec![discovery()]),
         )
         .shape(4, 1)
-        .against(DIRECT)
+        .against(HOP)
         .wants(&[goal(P50, One(Direct), 1.5, 1.3)]),
         Scenario::new(
             "discovery-304",
@@ -195,7 +216,7 @@ pub fn all() -> Vec<Scenario> {
             Kind::Requests(vec![discovery().conditional()]),
         )
         .shape(4, 1)
-        .against(DIRECT)
+        .against(HOP)
         .wants(&[goal(P50, One(Direct), 1.5, 1.3)]),
         Scenario::new(
             "mixed",
