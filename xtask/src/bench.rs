@@ -11,7 +11,7 @@ use bench::compare::{self, Against, Effort, Native, Programs, Results, Scenario,
 use clap::Args;
 
 use crate::{
-    profile, setup,
+    build, setup,
     sh::{capture, cargo, exec, has, root},
 };
 
@@ -346,15 +346,16 @@ fn programs(
     let release = effort != Effort::Smoke;
     let mut build = cargo();
     build.args(["build", "--package", "bench", "--bin", "bench"]);
-    if options.mvp.is_none() {
-        build.args(["--package", "mvp-user", "--bin", "mvp"]);
-    }
     if release {
         build.arg("--release");
-        profile::guide(&mut build)?;
+    } else if options.mvp.is_none() {
+        build.args(["--package", "mvp-user", "--bin", "mvp"]);
     }
     if !options.built {
         exec(&mut build)?;
+        if release && options.mvp.is_none() {
+            build::shipped()?;
+        }
     }
     let built = target().join(if release { "release" } else { "debug" });
     let wanted = |against_: Against, package: &str| -> Option<PathBuf> {
