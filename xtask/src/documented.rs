@@ -46,7 +46,7 @@ fn every_command_of_the_documents_is_understood() {
                 }
                 [
                     "mvp" | "kubectl" | "helm" | "docker" | "systemctl" | "install" | "cat"
-                    | "curl" | "cargo" | "apt-get" | "sysctl" | "ssh",
+                    | "curl" | "cargo" | "apt-get" | "sysctl" | "ssh" | "ss",
                     ..,
                 ] => {}
                 _ => panic!("{}: what does {command:?} run?", path.display()),
