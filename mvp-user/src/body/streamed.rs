@@ -127,9 +127,8 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn window_is_given_back_in_lumps() {
-        const PART: usize = 16 * 1024;
+    /// An answer of these frames (whether it is the last one), and what drives both ends.
+    async fn answer(frames: Vec<(Bytes, bool)>) -> (Streamed, JoinSet<()>) {
         let (near, far) = tokio::io::duplex(1 << 20);
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(1 << 20);
@@ -144,8 +143,8 @@ mod tests {
         tasks.spawn(async move {
             let (_request, mut respond) = server.accept().await.unwrap().unwrap();
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
-            for _ in 0..12 {
-                stream.send_data(vec![0; PART].into(), false).unwrap();
+            for (data, last) in frames {
+                stream.send_data(data, last).unwrap();
             }
             assert!(server.accept().await.is_none());
         });
@@ -153,7 +152,15 @@ mod tests {
         let mut send = send.ready().await.unwrap();
         let answer = send.send_request(request, true).unwrap().0.await.unwrap();
         let open = Open::new(&Arc::default());
-        let mut body = Streamed::new(answer.into_body(), None, None, open);
+        let body = Streamed::new(answer.into_body(), None, None, open);
+        (body, tasks)
+    }
+
+    #[tokio::test]
+    async fn window_is_given_back_in_lumps() {
+        const PART: usize = 16 * 1024;
+        let part = (Bytes::from(vec![0; PART]), false);
+        let (mut body, _tasks) = answer(vec![part; 12]).await;
         let mut read = 0;
         while read < 12 * PART {
             read += body
@@ -174,24 +181,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_is_known_with_the_last_frame_and_not_before() {
-        let (near, far) = tokio::io::duplex(1 << 20);
-        let (client, server) =
-            tokio::join!(h2::client::handshake(near), h2::server::handshake(far));
-        let ((send, connection), mut server) = (client.unwrap(), server.unwrap());
-        let mut tasks = JoinSet::new();
-        tasks.spawn(async move { connection.await.unwrap() });
-        tasks.spawn(async move {
-            let (_request, mut respond) = server.accept().await.unwrap().unwrap();
-            let mut stream = respond.send_response(Response::new(()), false).unwrap();
-            stream.send_data("one".into(), false).unwrap();
-            stream.send_data("two".into(), true).unwrap();
-            assert!(server.accept().await.is_none());
-        });
-        let request = Request::get("https://server/").body(()).unwrap();
-        let mut send = send.ready().await.unwrap();
-        let answer = send.send_request(request, true).unwrap().0.await.unwrap();
-        let open = Open::new(&Arc::default());
-        let mut body = Streamed::new(answer.into_body(), None, None, open);
+        let (mut body, _tasks) = answer(vec![("one".into(), false), ("two".into(), true)]).await;
         assert!(!body.is_end_stream());
         let mut ends = Vec::new();
         while let Some(frame) = body.frame().await {

@@ -36,8 +36,8 @@ fn readyz_tells_a_leaving_server_from_one_that_is_not_ready_yet() {
     );
 }
 
-#[tokio::test(start_paused = true)]
-async fn waiters_share_one_proof_that_began_after_they_asked() {
+/// Local, and what its loops and those who wait for them share; no loop runs.
+fn warded() -> (Arc<Server>, Prober, Arc<Ward>) {
     let local = Arc::new(Server::new(
         ServerId::Local,
         "127.0.0.1:6443".parse().unwrap(),
@@ -45,6 +45,12 @@ async fn waiters_share_one_proof_that_began_after_they_asked() {
     let prober = Prober::new(Arc::new(Table::new(Arc::clone(&local))));
     let ward = Arc::new(Ward::new());
     prober.wards.insert(ServerId::Local, Arc::clone(&ward));
+    (local, prober, ward)
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_share_one_proof_that_began_after_they_asked() {
+    let (local, prober, ward) = warded();
     // A round that began before anybody asked must not answer.
     ward.rounds.send_replace(Round {
         began: Some(Instant::now()),
@@ -70,13 +76,7 @@ async fn waiters_share_one_proof_that_began_after_they_asked() {
 
 #[tokio::test(start_paused = true)]
 async fn waiters_share_one_look_that_began_after_they_asked() {
-    let local = Arc::new(Server::new(
-        ServerId::Local,
-        "127.0.0.1:6443".parse().unwrap(),
-    ));
-    let prober = Prober::new(Arc::new(Table::new(Arc::clone(&local))));
-    let ward = Arc::new(Ward::new());
-    prober.wards.insert(ServerId::Local, Arc::clone(&ward));
+    let (local, prober, ward) = warded();
     ward.looks.send_replace(Some(Instant::now()));
     tokio::time::advance(Duration::from_millis(10)).await;
     let after = Instant::now();

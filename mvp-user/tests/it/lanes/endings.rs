@@ -12,19 +12,45 @@ use std::{
 use bench::pki::ClusterPki;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
+use hyper::{body::Incoming, server::conn::http2, service::Service};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    sync::Notify,
     time::{sleep, timeout},
 };
+
+use tokio_rustls::server::TlsStream;
 
 use super::kubernetes;
 use crate::{
     client::{Bare, Wire, get},
-    fake::{Fake, Speaks},
+    fake::{AnyBody, BoxError, Fake, Speaks},
     plane::{Plane, anonymous, token, user},
     streaming::eventually,
 };
+
+/// Serves an HTTP/2 connection; at `end` its client is sent away, and what runs may finish.
+async fn serve_until<S>(end: &Notify, io: TlsStream<TcpStream>, service: S)
+where
+    S: Service<
+            Request<Incoming>,
+            Response = Response<AnyBody>,
+            Error = BoxError,
+            Future: Send + 'static,
+        >,
+{
+    let connection =
+        http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(io), service);
+    let mut connection = std::pin::pin!(connection);
+    loop {
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = end.notified() => connection.as_mut().graceful_shutdown(),
+        }
+    }
+}
 
 #[tokio::test]
 async fn a_401_and_an_anonymous_answer_end_an_http2_connection_gracefully() {
@@ -70,7 +96,7 @@ async fn expired_tokens_and_anonymous_clients_cut_nobody_off() {
     let pki = ClusterPki::new().unwrap();
     // As kube-apiserver: a 401 or an anonymous answer ends the whole connection.
     let local = Fake::raw(&pki, Speaks::Both, Arc::default(), |io, _| async move {
-        let end = Arc::new(tokio::sync::Notify::new());
+        let end = Arc::new(Notify::new());
         let ending = Arc::clone(&end);
         let service = hyper::service::service_fn(move |request: Request<Incoming>| {
             let nobody = !request.headers().contains_key("authorization")
@@ -81,16 +107,7 @@ async fn expired_tokens_and_anonymous_clients_cut_nobody_off() {
             }
             async move { Ok::<_, std::io::Error>(answer) }
         });
-        let connection =
-            hyper::server::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new())
-                .serve_connection(hyper_util::rt::TokioIo::new(io), service);
-        let mut connection = std::pin::pin!(connection);
-        loop {
-            tokio::select! {
-                _ = connection.as_mut() => return,
-                () = end.notified() => connection.as_mut().graceful_shutdown(),
-            }
-        }
+        serve_until(&end, io, service).await;
     })
     .await;
     let plane = Plane::start(&pki, (local.address(), &["v1/pods"]), &[]).await;
@@ -153,7 +170,7 @@ async fn expired_tokens_and_anonymous_clients_cut_nobody_off() {
 #[tokio::test]
 async fn a_goaway_on_a_pair_reaches_its_client_and_running_streams_finish() {
     let pki = ClusterPki::new().unwrap();
-    let stop = Arc::new(tokio::sync::Notify::new());
+    let stop = Arc::new(Notify::new());
     let stopping = Arc::clone(&stop);
     let local = Fake::raw(&pki, Speaks::Both, Arc::default(), move |io, _| {
         let stopping = Arc::clone(&stopping);
@@ -161,16 +178,7 @@ async fn a_goaway_on_a_pair_reaches_its_client_and_running_streams_finish() {
             let service = hyper::service::service_fn(|request: Request<Incoming>| async move {
                 Ok::<_, std::io::Error>(kubernetes(&request))
             });
-            let connection =
-                hyper::server::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new())
-                    .serve_connection(hyper_util::rt::TokioIo::new(io), service);
-            let mut connection = std::pin::pin!(connection);
-            loop {
-                tokio::select! {
-                    _ = connection.as_mut() => return,
-                    () = stopping.notified() => connection.as_mut().graceful_shutdown(),
-                }
-            }
+            serve_until(&stopping, io, service).await;
         }
     })
     .await;
